@@ -1,0 +1,332 @@
+"""What one optimizer step costs through fuelflow, beside the step written by hand.
+
+Every row answers "how much dearer or cheaper than ...?". Ours and the peer run in one
+process on the same model, batches, optimizer (AdamW behind a clip by global norm) and
+devices, with their states donated. A repeat is a stretch of steps that ends with
+``block_until_ready``; the repeats of both are interleaved in shuffled order, after one
+that is not timed, so compiling stays apart. A row shows the medians, and the median and
+quartiles of the ratio within a round: a slow moment of the machine falls on both sides.
+Memory is what the compiled programs say of themselves, and imports run in fresh
+interpreters.
+
+    python bench/step.py [--smoke] [--json PATH] [--profile]
+"""
+
+import argparse
+import cProfile
+import pstats
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from peers import (
+    LEARNING_RATE,
+    MAX_NORM,
+    Batch,
+    Perceptron,
+    flat_loss,
+    loss_with_metrics,
+    make_batches,
+    make_hand_loop,
+    make_hand_step,
+    make_nnx_loop,
+    make_optimizer,
+    make_params,
+    module_loss,
+)
+from timing import (
+    Row,
+    Target,
+    interleaved,
+    machine,
+    make_row,
+    table,
+    write_json,
+)
+
+import fuelflow as ff
+
+SMALL, DEEP = 4, 24  # layers: 8 and 48 leaves
+WIDTH = 64
+HAND = "hand-written jitted optax step"
+NEAR = Target(text="≤ 1.03 ×", max_ratio=1.03)
+FIVE_TIMES = Target(text="≥ 5 × faster", max_ratio=1 / 5)
+RUN_TARGET = Target(text="≥ 3.5 × faster", max_ratio=1 / 3.5)
+# Two equal loops differ by about 2 % between rounds on a small machine.
+NO_SLOWER = Target(text="no slower (noise 2 %)", max_ratio=1.02)
+# The packed outcome and the counters are a few scalars more than a loss.
+EQUAL = Target(text="equal (+ 1 kB)", max_difference=1000)
+IMPORT = Target(text="+ 60 ms at most", max_difference=60)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How long to measure: timed rounds, steps in each repeat, and imports."""
+
+    rounds: int
+    steps: int
+    imports: int
+
+
+FULL = Size(rounds=150, steps=50, imports=15)
+SMOKE = Size(rounds=2, steps=4, imports=1)
+
+
+def make_loop(loss_fn: Callable[..., Any], **options: Any) -> ff.TrainingLoop:
+    """The loop that equals the hand-written step."""
+    return ff.TrainingLoop(
+        loss_fn,
+        optax.adamw,
+        schedule=LEARNING_RATE,
+        max_grad_norm=MAX_NORM,
+        **options,
+    )
+
+
+def make_step_loop(
+    loss_fn: Callable[..., Any],
+    model: Any,
+    batches: Sequence[Batch],
+    *,
+    reads_outcome: bool = False,
+) -> Callable[[], None]:
+    """`loop.step` over the batches, which goes on where it stopped."""
+    loop = make_loop(loss_fn)
+    state = loop.init(model)
+
+    def run() -> None:
+        nonlocal state
+        for batch in batches:
+            state, outcome = loop.step(state, batch)
+            if reads_outcome:
+                read_all(outcome)
+        jax.block_until_ready(state)
+
+    return run
+
+
+def make_run_loop(batches: Sequence[Batch], steps_per_call: int) -> Callable[[], None]:
+    """`loop.run` over the batches, which goes on where it stopped."""
+    loop = make_loop(flat_loss)
+    state = loop.init(make_params(SMALL, WIDTH))
+
+    def run() -> None:
+        nonlocal state
+        state, _ = loop.run(state, batches, steps_per_call=steps_per_call)
+        jax.block_until_ready(state)
+
+    return run
+
+
+def read_all(outcome: ff.StepOutcome) -> tuple[Any, ...]:
+    """Every field of an outcome, as a user who logs each step reads it."""
+    return (
+        outcome.loss,
+        outcome.grad_norm,
+        outcome.lr,
+        outcome.global_step,
+        outcome.metrics,
+    )
+
+
+def on_device(batches: Sequence[Batch]) -> list[Batch]:
+    """The batches as JAX arrays."""
+    return [jax.tree.map(jnp.asarray, batch) for batch in batches]
+
+
+def step_rows(size: Size) -> Iterator[Row]:
+    params = make_params(SMALL, WIDTH)
+    rows = make_batches(size.steps, WIDTH)
+    for kind, batches in (("data at hand", on_device(rows)), ("NumPy batches", rows)):
+        times = interleaved(
+            {
+                "ours": make_step_loop(flat_loss, params, batches),
+                "hand": make_hand_loop(params, batches),
+            },
+            size.rounds,
+            size.steps,
+        )
+        yield timed_row(
+            f"loop.step, 8 leaves, {kind}", HAND, times["ours"], times["hand"], NEAR
+        )
+
+
+def nnx_rows(size: Size) -> Iterator[Row]:
+    batches = on_device(make_batches(size.steps, WIDTH))
+    for num_layers, rounds in ((SMALL, size.rounds), (DEEP, -(-size.rounds // 4))):
+        params = make_params(num_layers, WIDTH)
+        times = interleaved(
+            {
+                "ours": make_step_loop(
+                    module_loss, Perceptron(num_layers, WIDTH), batches
+                ),
+                "flat": make_step_loop(flat_loss, params, batches),
+                "nnx": make_nnx_loop(Perceptron(num_layers, WIDTH), batches),
+                "hand": make_hand_loop(params, batches),
+            },
+            rounds,
+            size.steps,
+        )
+        name = f"loop.step, NNX, {2 * num_layers} leaves"
+        for against, peer, target in (
+            ("nnx.jit + nnx.Optimizer", "nnx", FIVE_TIMES),
+            ("loop.step on the flat dict", "flat", NEAR),
+            (f"{HAND}, flat dict", "hand", NEAR),
+        ):
+            yield timed_row(name, against, times["ours"], times[peer], target)
+
+
+def run_rows(size: Size) -> Iterator[Row]:
+    batches = make_batches(size.steps, WIDTH)
+    times = interleaved(
+        {
+            "numpy": make_run_loop(batches, size.steps),
+            "device": make_run_loop(on_device(batches), size.steps),
+            "hand": make_hand_loop(make_params(SMALL, WIDTH), batches),
+        },
+        size.rounds,
+        size.steps,
+    )
+    for kind, name in (("numpy", "NumPy batches"), ("device", "data at hand")):
+        yield timed_row(
+            f"loop.run, {size.steps} steps a call, {name}",
+            f"{HAND}, NumPy batches",
+            times[kind],
+            times["hand"],
+            RUN_TARGET,
+        )
+
+
+def reading_rows(size: Size) -> Iterator[Row]:
+    params = make_params(SMALL, WIDTH)
+    batches = on_device(make_batches(size.steps, WIDTH))
+    times = interleaved(
+        {
+            "ours": make_step_loop(
+                loss_with_metrics, params, batches, reads_outcome=True
+            ),
+            "hand": make_hand_loop(params, batches, loss_with_metrics, reads_loss=True),
+        },
+        size.rounds,
+        size.steps,
+    )
+    yield timed_row(
+        "loop.step, all of the outcome read",
+        "hand-written step, float(loss)",
+        times["ours"],
+        times["hand"],
+        NO_SLOWER,
+    )
+
+
+def memory_rows(size: Size) -> Iterator[Row]:
+    del size
+    for width, batch_size in ((WIDTH, 64), (512, 8)):
+        params = make_params(SMALL, width)
+        batch = on_device(make_batches(1, width, batch_size))[0]
+        loop = make_loop(flat_loss)
+        plan = loop.plan(loop.init(params), batch)
+        opt_state = make_optimizer().init(params)
+        peer: Any = (
+            make_hand_step().lower(params, opt_state, batch).compile().memory_analysis()
+        )
+        name = f"{width} wide, batch {batch_size}"
+        ours_bytes, peer_bytes = _plan_bytes(plan), _analysis_bytes(peer)
+        if ours_bytes is not None and peer_bytes is not None:
+            yield counted_row(
+                f"memory of a step, {name}", HAND, ours_bytes, peer_bytes, EQUAL
+            )
+        peer_peak = getattr(peer, "peak_memory_in_bytes", None)
+        if plan.peak_bytes and peer_peak:
+            yield counted_row(
+                f"peak memory, {name}", HAND, plan.peak_bytes, peer_peak, EQUAL
+            )
+
+
+def _plan_bytes(plan: ff.StepPlan) -> int | None:
+    """Arguments, outputs that reuse none of them, and temporaries."""
+    held, made = plan.argument_bytes, plan.output_bytes
+    reused, temporary = plan.aliased_bytes, plan.temporary_bytes
+    if held is None or made is None or reused is None or temporary is None:
+        return None
+    return held + made - reused + temporary
+
+
+def _analysis_bytes(analysis: Any) -> int | None:
+    """The same sum of JAX's own figures."""
+    if analysis is None:
+        return None
+    return (
+        analysis.argument_size_in_bytes
+        + analysis.output_size_in_bytes
+        - analysis.alias_size_in_bytes
+        + analysis.temp_size_in_bytes
+    )
+
+
+def import_rows(size: Size) -> Iterator[Row]:
+    ours: list[float] = []
+    peer: list[float] = []
+    sides = [("fuelflow", ours), ("jax, optax", peer)]
+    for _ in range(size.imports):
+        sides.reverse()
+        for modules, seconds in sides:
+            seconds.append(import_seconds(modules))
+    yield import_row("import fuelflow", "import jax, optax", ours, peer, IMPORT)
+
+
+def import_seconds(modules: str) -> float:
+    """Seconds that an import statement takes in a fresh interpreter."""
+    code = (
+        "import time; start = time.perf_counter(); "
+        f"import {modules}; print(time.perf_counter() - start)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout)
+
+
+PARTS = (step_rows, nnx_rows, run_rows, reading_rows, memory_rows, import_rows)
+
+
+def print_profile(num_steps: int = 20_000) -> None:
+    """Prints where the host's time of a step goes, for a model of one number."""
+    loop = make_loop(lambda params, batch: params["w"] * batch["x"])
+    batch = {"x": jnp.ones(1)}
+    state, _ = loop.step(loop.init({"w": jnp.float32(0)}), batch)
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in range(num_steps):
+        state, _ = loop.step(state, batch)
+    jax.block_until_ready(state)
+    profiler.disable()
+    print(
+        f"\nhost time of {num_steps} steps of a trivial model (the profiler adds to it)"
+    )
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(15)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--smoke", action="store_true", help="a few steps of each row")
+    parser.add_argument("--json", type=Path, default=Path("bench-step.json"))
+    parser.add_argument("--profile", action="store_true", help="host time by function")
+    arguments = parser.parse_args()
+    size = SMOKE if arguments.smoke else FULL
+    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    rows = [row for part in PARTS for row in part(size)]
+    print(table(rows))
+    write_json(arguments.json, rows)
+    if arguments.profile:
+        print_profile()
+
+
+if __name__ == "__main__":
+    main()

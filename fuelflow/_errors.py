@@ -1,0 +1,153 @@
+"""The errors of fuelflow's runs.
+
+A wrong value is a `ValueError` and a wrong kind a `TypeError`, as everywhere in Python.
+What goes wrong with a run has a class of its own, with its facts as attributes::
+
+    FuelflowError
+    ├── NonFiniteError        a loss or gradient was NaN or infinite
+    ├── RecompileError        a program would be compiled again, and must not
+    ├── UsedStateError        a state whose buffers a step has already taken
+    ├── StateMismatchError    a state of another loop or model   (also a ValueError)
+    └── MissingFieldError     the loss asks for a field the batch lacks
+                                                                  (also a KeyError)
+"""
+
+from collections.abc import Sequence
+
+
+class FuelflowError(Exception):
+    """The root of every error of a run."""
+
+
+class NonFiniteError(FuelflowError, ArithmeticError):
+    """A step met a NaN or infinite loss or gradient, and left the state as it was.
+
+    Attributes:
+        step: The 1-based number of the step.
+        loss: The loss of that step.
+        grad_norm: The gradient's global norm.
+        names: The first parameters, at most eight, whose gradient is not finite.
+        num_names: How many there are.
+        num_skipped: Steps of the run left out so far, with this one.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        loss: float,
+        grad_norm: float,
+        *,
+        names: Sequence[str],
+        num_names: int,
+        num_skipped: int,
+    ) -> None:
+        self.step = step
+        self.loss = loss
+        self.grad_norm = grad_norm
+        self.names = tuple(names)
+        self.num_names = num_names
+        self.num_skipped = num_skipped
+        super().__init__(_describe_nonfinite(step, loss, grad_norm, names, num_names))
+
+
+def _describe_nonfinite(
+    step: int, loss: float, grad_norm: float, names: Sequence[str], num_names: int
+) -> str:
+    text = f"step {step} is not finite: loss {loss:g}, gradient norm {grad_norm:g}"
+    if names:
+        more = f" and {num_names - len(names)} more" if num_names > len(names) else ""
+        listed = ", ".join(f"`{name}`" for name in names)
+        text += f"; the gradient is bad in {listed}{more}"
+    return (
+        text + ". The state was left as it was before that step; "
+        '`nonfinite="skip"` counts such steps and goes on'
+    )
+
+
+class RecompileError(FuelflowError):
+    """A program of a loop with ``strict_compile=True`` would be compiled again.
+
+    Attributes:
+        program: The program, such as ``"step"`` or ``"evaluate"``.
+        changes: One text for each leaf that changed, old → new.
+    """
+
+    def __init__(self, program: str, changes: Sequence[str]) -> None:
+        self.program = program
+        self.changes = tuple(changes)
+        super().__init__(
+            f"the program `{program}` would be compiled again: " + "; ".join(changes)
+        )
+
+
+class UsedStateError(FuelflowError):
+    """A state was used a second time after a step had taken its buffers.
+
+    Attributes:
+        name: A leaf of the state whose buffer is gone.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"this state has been used up: a step took over its buffers (`{name}` is "
+            "gone). Go on with the state that step returned, "
+            "`state, outcome = loop.step(state, batch)`; to keep one to come back to, "
+            "copy it first with `jax.tree.map(jnp.copy, state)`"
+        )
+
+
+class StateMismatchError(FuelflowError, ValueError):
+    """A state does not fit the loop it was given to.
+
+    Attributes:
+        missing: Names the loop expects and the state lacks.
+        unexpected: Names the state has and the loop does not know.
+        different: Name, what the state has, and what the loop expects.
+    """
+
+    def __init__(
+        self,
+        missing: Sequence[str],
+        unexpected: Sequence[str],
+        different: Sequence[tuple[str, str, str]],
+    ) -> None:
+        self.missing = tuple(missing)
+        self.unexpected = tuple(unexpected)
+        self.different = tuple(different)
+        parts = [
+            f"missing {_some(missing)}" if missing else "",
+            f"unexpected {_some(unexpected)}" if unexpected else "",
+            _some(
+                [f"{n} is {had} where {want} is expected" for n, had, want in different]
+            )
+            if different
+            else "",
+        ]
+        super().__init__(
+            "this state belongs to another loop or model: "
+            + "; ".join(part for part in parts if part)
+        )
+
+
+def _some(items: Sequence[str], limit: int = 8) -> str:
+    more = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + more
+
+
+class MissingFieldError(FuelflowError, KeyError):
+    """The loss asked for a field that the batch does not have.
+
+    Attributes:
+        name: The field asked for.
+        fields: The fields there are.
+    """
+
+    def __init__(self, name: str, fields: Sequence[str]) -> None:
+        self.name = name
+        self.fields = tuple(fields)
+        super().__init__(name)
+
+    def __str__(self) -> str:
+        there = ", ".join(f"`{field}`" for field in self.fields)
+        return f"the batch has no field `{self.name}`; its fields are {there}"

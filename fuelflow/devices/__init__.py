@@ -1,0 +1,1 @@
+"""Where arrays live: the placement of states and batches."""

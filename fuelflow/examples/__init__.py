@@ -1,0 +1,1 @@
+"""What ``fuelflow demo`` trains and shows, written as a user's own script would be."""

@@ -1,0 +1,1 @@
+"""What is trained: names and patterns, and models made functional."""

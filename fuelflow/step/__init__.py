@@ -1,0 +1,1 @@
+"""One optimizer step as one compiled program."""

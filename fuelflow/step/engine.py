@@ -1,0 +1,237 @@
+"""The step as a pure function: the only place that takes a gradient and applies it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fuelflow._types import Array, Batch, Grads, Params, PyTree, Scalar, Variables
+from fuelflow.model.definition import Definition
+from fuelflow.step.clipping import (
+    clip_by_global_norm,
+    clip_by_value,
+    square_sum,
+    sum_in_order,
+)
+from fuelflow.step.gradients import Backward, Harvest
+from fuelflow.step.optimizer import scale_updates
+from fuelflow.step.outcome import METRIC, WEIGHT
+from fuelflow.step.packing import Packed, flag_words, pack
+from fuelflow.step.rules import StepRules
+from fuelflow.step.weighted import Mean
+
+
+class Moving(NamedTuple):
+    """The part of a state that a step replaces; its buffers are donated."""
+
+    params: Params
+    variables: Variables
+    opt_state: PyTree
+    step: Array
+    num_skipped: Array
+
+
+class Fixed(NamedTuple):
+    """The part of a state that a step only reads."""
+
+    lr: Scalar
+    lr_scale: Scalar
+    key: jax.Array
+
+
+class Still(NamedTuple):
+    """The part of a state that an evaluation reads."""
+
+    params: Params
+    variables: Variables
+    key: jax.Array
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A loop's rules applied to one model: pure functions, and no state.
+
+    Attributes:
+        rules: What a step does.
+        definition: The model.
+        trained_names: The parameters to update, in the model's order.
+        multipliers: Factor on a parameter's rate, where it is not 1.
+        can_branch: Whether the device takes a branch without asking the host. A GPU
+            does not, so there both results are computed and one is selected. On a CPU
+            selecting is slower, and changes how multiplications and additions fuse.
+    """
+
+    rules: StepRules
+    definition: Definition
+    trained_names: tuple[str, ...]
+    multipliers: Mapping[str, float]
+    can_branch: bool
+
+    def step(
+        self, moving: Moving, fixed: Fixed, batch: Batch
+    ) -> tuple[Moving, Packed, Variables]:
+        """One optimizer step.
+
+        Loss and gradient → global norm → clip by norm → clip by value → optimizer at
+        ``schedule(step) * lr_scale`` → ``step + 1``. Unless ``keeps_bad_updates``, a
+        step whose loss or gradient norm is not finite leaves everything as it was but
+        the count of skipped steps.
+
+        Returns:
+            The new moving part, the packed outcome, and what the forward pass created.
+        """
+        found = self.harvest(moving, fixed, batch)
+        squares = [square_sum(found.grads[name]) for name in self.trained_names]
+        norm = jnp.sqrt(sum_in_order(squares))
+        loss = _or_nan(found.loss)
+        is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        rate = self._rate(moving.step, fixed)
+        after = self._update(moving, found, rate, norm, is_finite)
+        numbers = {
+            "loss": loss,
+            "grad_norm": norm,
+            **self._reported_rate(rate, after.opt_state),
+            "global_step": moving.step + 1,
+            "num_skipped": after.num_skipped,
+            "finite": is_finite,
+            **{METRIC + name: _or_nan(mean) for name, mean in found.metrics.items()},
+        }
+        flags = flag_words([~jnp.isfinite(square) for square in squares])
+        packed = pack(numbers, flags=flags, flagged=self.trained_names)
+        return after, packed, found.sown
+
+    def run(
+        self, moving: Moving, fixed: Fixed, batches: Batch
+    ) -> tuple[Moving, Packed, Variables]:
+        """A step over each of stacked batches, ``[num_steps, batch, ...]``.
+
+        Returns:
+            The moving part after the last step, the outcomes ``[num_steps, num_words]``,
+            and what the last step created.
+        """
+        # Inside one jit the step is traced once, for its shapes and for the scan.
+        step = jax.jit(self.step, inline=True)
+        first = jax.tree.map(lambda x: x[0], batches)
+        _, packed, sown = jax.eval_shape(step, moving, fixed, first)
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sown)
+
+        def body(
+            carry: tuple[Moving, Variables], batch: Batch
+        ) -> tuple[tuple[Moving, Variables], Array]:
+            moving, packed, sown = step(carry[0], fixed, batch)
+            return (moving, sown), packed.words
+
+        (moving, sown), words = jax.lax.scan(body, (moving, nothing), batches)
+        return moving, Packed(words, packed.layout), sown
+
+    def harvest(self, moving: Moving, fixed: Fixed, batch: Batch) -> Harvest:
+        """Loss, metrics and unclipped gradients of one batch."""
+        trained, frozen = self._split(moving.params)
+        key = jax.random.fold_in(fixed.key, moving.step)
+        backward = Backward(self.rules.loss, self.definition, frozen)
+        if self.rules.accumulate_steps == 1:
+            return backward(trained, moving.variables, batch, key)
+        return backward.by_microbatch(
+            trained, moving.variables, batch, key, self.rules.accumulate_steps
+        )
+
+    def grads(self, moving: Moving, fixed: Fixed, batch: Batch) -> Grads:
+        """The unclipped gradients of one batch, by name."""
+        return self.harvest(moving, fixed, batch).grads
+
+    def evaluate(
+        self, still: Still, batch: Batch, row_weight: Array, index: Array
+    ) -> Packed:
+        """The weighted mean and weight of the loss and each metric over one batch.
+
+        Args:
+            still: Read and left as it is; ``index`` is folded into its key.
+            batch: Arrays that share their leading axis.
+            row_weight: Weight of each row ``[batch]``: 0 leaves it out.
+            index: Number of the batch in its data set, int32 ``[]``.
+        """
+        # A step folds in its number alone, so that no key serves twice.
+        key = jax.random.fold_in(jax.random.fold_in(still.key, 0x7FFFFFFF), index)
+        bound = self.definition.bind(
+            still.params, still.variables, key=key, training=False
+        )
+        reading = self.rules.eval_loss.read(bound.model, batch, key, row_weight)
+        numbers = {"loss": reading.loss.mean, WEIGHT + "loss": reading.loss.weight}
+        for name, mean in reading.metrics.items():
+            numbers[METRIC + name] = mean.mean
+            numbers[WEIGHT + METRIC + name] = mean.weight
+        return pack(numbers, is_maskable=reading.maskable)
+
+    def _split(self, params: Params) -> tuple[Params, Params]:
+        trained = {name: params[name] for name in self.trained_names}
+        frozen = {name: p for name, p in params.items() if name not in trained}
+        return trained, frozen
+
+    def _rate(self, step: Array, fixed: Fixed) -> Scalar:
+        if self.rules.schedule is None:
+            return fixed.lr * fixed.lr_scale
+        rate = jnp.asarray(self.rules.schedule(step), jnp.float32)
+        if rate.ndim:
+            raise ValueError(
+                "`schedule` must give one rate for a step, "
+                f"got shape {list(rate.shape)}"
+            )
+        return rate * fixed.lr_scale
+
+    def _reported_rate(self, rate: Scalar, opt_state: PyTree) -> dict[str, Scalar]:
+        if not self.rules.optimizer.has_own_rate:
+            return {"lr": rate}
+        own = self.rules.optimizer.own_rate(opt_state)
+        return {} if own is None else {"lr": own}
+
+    def _clip(self, grads: Grads, norm: Scalar) -> Grads:
+        if self.rules.max_grad_norm is not None:
+            grads = clip_by_global_norm(grads, norm, self.rules.max_grad_norm)
+        if self.rules.max_grad_value is not None:
+            grads = clip_by_value(grads, self.rules.max_grad_value)
+        return grads
+
+    def _update(
+        self,
+        moving: Moving,
+        found: Harvest,
+        rate: Scalar,
+        norm: Scalar,
+        is_finite: Array,
+    ) -> Moving:
+        """What the optimizer makes of a harvest, or what was there if it is not finite."""
+        trained, _ = self._split(moving.params)
+
+        def apply() -> Moving:
+            updates, opt_state = self.rules.optimizer.update(
+                self._clip(found.grads, norm),
+                moving.opt_state,
+                trained,
+                rate,
+                found.loss.mean,
+            )
+            updates = scale_updates(updates, self.multipliers)
+            params = cast(Params, optax.apply_updates(trained, updates))
+            step = moving.step + 1
+            return Moving(params, found.variables, opt_state, step, moving.num_skipped)
+
+        def keep() -> Moving:
+            num_skipped = moving.num_skipped + 1
+            return moving._replace(params=trained, num_skipped=num_skipped)
+
+        if self.rules.keeps_bad_updates:
+            after = apply()
+        elif self.can_branch:
+            after = jax.lax.cond(is_finite, apply, keep)
+        else:
+            after = jax.tree.map(partial(jnp.where, is_finite), apply(), keep())
+        return after._replace(params={**moving.params, **after.params})
+
+
+def _or_nan(mean: Mean) -> Scalar:
+    """The mean as reported: NaN if it stands for no weight at all."""
+    return jnp.where(mean.weight == 0, jnp.nan, mean.mean)

@@ -1,0 +1,88 @@
+"""Evaluation: the weighted means of a data set, whatever its batches' sizes."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuelflow._types import Array, Batch
+from fuelflow.step.outcome import Evaluation
+from fuelflow.step.packing import Layout, Packed
+from fuelflow.step.program import Executable
+from fuelflow.step.programs import Programs, still_part
+from fuelflow.step.stacking import require_batches
+from fuelflow.step.state import TrainState
+
+
+def evaluate_batches(
+    programs: Programs, state: TrainState, batches: Iterable[Batch], max_in_flight: int
+) -> Evaluation:
+    """Dispatches the evaluation of every batch; the means are read later.
+
+    A batch with fewer rows than an earlier one is filled up to its size with rows of
+    weight 0, if every value the loss returns can be told apart by row. Otherwise it
+    runs at its own shape.
+    """
+    assert state.flight is not None
+    records: list[Array] = []
+    layout: Layout | None = None
+    for index, batch in enumerate(require_batches(batches)):
+        executable, padded, row_weight = _fit(programs, state, batch)
+        packed: Packed = executable.call(
+            still_part(state), padded, row_weight, np.int32(index)
+        )
+        layout = layout or packed.layout
+        records.append(packed.words)
+        if len(records) >= max_in_flight:
+            records[-max_in_flight].block_until_ready()
+    assert layout is not None
+    return Evaluation(records, layout, state.flight)
+
+
+def _fit(
+    programs: Programs, state: TrainState, batch: Batch
+) -> tuple[Executable, Batch, np.ndarray]:
+    """An executable for a batch, the batch at its size, and the rows' weights."""
+    executable = programs.evaluate.find(batch)
+    if executable is None:
+        larger = _find_larger(programs, batch)
+        if larger is not None:
+            executable, num_rows = larger
+            num_real = jax.tree.leaves(batch)[0].shape[0]
+            weight = np.zeros(num_rows, np.float32)
+            weight[:num_real] = 1
+            return executable, jax.tree.map(lambda x: _fill(x, num_rows), batch), weight
+        executable = programs.make_evaluate(state, batch)
+    return executable, batch, np.ones(jax.tree.leaves(batch)[0].shape[0], np.float32)
+
+
+def _find_larger(programs: Programs, batch: Batch) -> tuple[Executable, int] | None:
+    """An executable for the same batch with more rows, if it can leave some out."""
+    shapes = _row_shapes(batch)
+    if shapes is None:
+        return None
+    num_rows = jax.tree.leaves(batch)[0].shape[0]
+    for executable in programs.evaluate.executables:
+        compiled_for = executable.traced.args_info[0][1]
+        size = jax.tree.leaves(compiled_for)[0].shape[0]
+        is_maskable = executable.traced.out_info.layout.is_maskable
+        if is_maskable and size > num_rows and _row_shapes(compiled_for) == shapes:
+            return executable, size
+    return None
+
+
+def _row_shapes(batch: Any) -> Any:
+    """What a batch's leaves look like by row, or None if they do not agree on rows."""
+    leaves, treedef = jax.tree.flatten(batch)
+    if len({jnp.shape(leaf)[:1] for leaf in leaves}) != 1 or not leaves[0].shape:
+        return None
+    dtypes = [jax.dtypes.canonicalize_dtype(leaf.dtype) for leaf in leaves]
+    return treedef, [leaf.shape[1:] for leaf in leaves], dtypes
+
+
+def _fill(leaf: np.ndarray | jax.Array, num_rows: int) -> np.ndarray | jax.Array:
+    """A leaf with its last row repeated up to ``num_rows``."""
+    rows = np.minimum(np.arange(num_rows), leaf.shape[0] - 1)
+    return jnp.take(leaf, rows, axis=0) if isinstance(leaf, jax.Array) else leaf[rows]

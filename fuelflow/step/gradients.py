@@ -1,0 +1,108 @@
+"""Loss and gradients of one batch, whole or by microbatches."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fuelflow._types import Array, Batch, Grads, Params, Scalar, Variables
+from fuelflow.model.definition import Definition
+from fuelflow.step.loss import Loss
+from fuelflow.step.weighted import Mean
+
+
+class Harvest(NamedTuple):
+    """What the backward pass over one batch gives."""
+
+    loss: Mean
+    metrics: dict[str, Mean]
+    grads: Grads
+    variables: Variables
+    sown: Variables
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The backward pass of a loss through a model.
+
+    Attributes:
+        loss: The loss.
+        definition: The model.
+        frozen: The parameters that get no gradient.
+    """
+
+    loss: Loss
+    definition: Definition
+    frozen: Params
+
+    def __call__(
+        self, trained: Params, variables: Variables, batch: Batch, key: jax.Array
+    ) -> Harvest:
+        """Loss, metrics and gradients by name of the trained parameters."""
+
+        def objective(trained: Params) -> tuple[Scalar, Harvest]:
+            params = {**self.frozen, **trained}
+            bound = self.definition.bind(params, variables, key=key, training=True)
+            reading = self.loss.read(bound.model, batch, key)
+            kept, sown = bound.harvest()
+            found = Harvest(reading.loss, reading.metrics, {}, kept, sown)
+            return reading.loss.mean, found
+
+        grads, found = jax.grad(objective, has_aux=True)(trained)
+        return found._replace(grads=grads)
+
+    def by_microbatch(
+        self,
+        trained: Params,
+        variables: Variables,
+        batch: Batch,
+        key: jax.Array,
+        num_microbatches: int,
+    ) -> Harvest:
+        """The same over consecutive microbatches, in the memory of one.
+
+        Equals the whole batch's loss and gradient, also if the microbatches have
+        unequal weights: each gradient counts by its weight, and the sum is divided by
+        the total. Variables are carried from one microbatch to the next.
+        """
+
+        def accumulate(
+            carry: tuple[Grads, Variables], inputs: tuple[Batch, jax.Array]
+        ) -> tuple[tuple[Grads, Variables], tuple[Mean, dict[str, Mean], Variables]]:
+            sums, variables = carry
+            one = self(trained, variables, *inputs)
+            weighed = {
+                name: total + one.grads[name].astype(total.dtype) * one.loss.weight
+                for name, total in sums.items()
+            }
+            return (weighed, one.variables), (one.loss, one.metrics, one.sown)
+
+        microbatches = jax.tree.map(
+            lambda x: x.reshape(num_microbatches, -1, *x.shape[1:]), batch
+        )
+        keys = jax.random.split(key, num_microbatches)
+        zeros = {name: jnp.zeros(p.shape, _wide(p)) for name, p in trained.items()}
+        (sums, variables), (losses, metrics, sown) = jax.lax.scan(
+            accumulate, (zeros, variables), (microbatches, keys)
+        )
+        loss = _combine(losses)
+        divisor = jnp.where(loss.weight == 0, 1, loss.weight)
+        return Harvest(
+            loss,
+            {name: _combine(mean) for name, mean in metrics.items()},
+            {n: (g / divisor).astype(trained[n].dtype) for n, g in sums.items()},
+            variables,
+            jax.tree.map(lambda x: x[-1], sown),
+        )
+
+
+def _wide(param: Array) -> jnp.dtype:
+    return jnp.promote_types(param.dtype, jnp.float32)
+
+
+def _combine(means: Mean) -> Mean:
+    """One weighted mean of stacked ones ``[n]``."""
+    weight = jnp.sum(means.weight)
+    total = jnp.sum(means.mean * means.weight)
+    return Mean(total / jnp.where(weight == 0, 1, weight), weight)

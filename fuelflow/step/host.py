@@ -1,0 +1,150 @@
+"""The private memory of a TrainingLoop: its programs, and the states they take."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fuelflow._errors import StateMismatchError, UsedStateError
+from fuelflow.devices.placement import SingleDevice, device_of
+from fuelflow.model.definition import Definition
+from fuelflow.model.functional import make_functional
+from fuelflow.model.names import path_name, select_names
+from fuelflow.step.engine import Engine
+from fuelflow.step.flight import Flight
+from fuelflow.step.optimizer import initial_state, rate_multipliers
+from fuelflow.step.program import CompileLog
+from fuelflow.step.programs import Programs, arrays_of
+from fuelflow.step.rules import StepRules
+from fuelflow.step.spec import StateSpec, make_spec
+from fuelflow.step.state import TrainState, evolve
+
+
+class Host:
+    """What a loop remembers between calls: nothing that changes a number.
+
+    Args:
+        rules: What a step does.
+        log: Where compilations are accounted for.
+    """
+
+    def __init__(self, rules: StepRules, log: CompileLog) -> None:
+        self.rules = rules
+        self.log = log
+        self._programs: Programs | None = None
+
+    def init(self, model: Any, key: jax.Array) -> TrainState:
+        """A first state for a model, whose own arrays are copied."""
+        functional = make_functional(model)
+        trained = self._trained_names(functional.definition)
+        placement = SingleDevice(device_of((functional.params, functional.variables)))
+        params, variables = placement.place(
+            (functional.params, functional.variables), copy=True
+        )
+        lr = placement.put(jnp.float32(math.nan))
+        opt_state = initial_state(
+            self.rules.optimizer, {name: params[name] for name in trained}, lr
+        )
+        state = TrainState(
+            params=params,
+            variables=variables,
+            opt_state=opt_state,
+            step=jnp.int32(0),
+            num_skipped=jnp.int32(0),
+            lr=lr,
+            lr_scale=jnp.float32(1),
+            key=key,
+            sown={},
+            definition=functional.definition,
+        )
+        state = evolve(state, **placement.place(arrays_of(state)))
+        spec = make_spec(state.definition, arrays_of(state))
+        if self._programs is None or not self._programs.spec.matches(spec):
+            self._programs = self._make_programs(spec, placement)
+        return evolve(state, flight=Flight(0, 0))
+
+    def ready(self, state: TrainState) -> tuple[TrainState, Programs]:
+        """A state as this loop's programs expect it, and those programs.
+
+        A state that the loop's own step returned is known to be. Any other is checked
+        by name, put in place, and marked.
+
+        Raises:
+            StateMismatchError: If it belongs to another loop or model.
+            TypeError: If it is no `TrainState`.
+            UsedStateError: If a step has taken over its buffers.
+            ValueError: If the learning rate was never given.
+        """
+        programs = self._programs
+        if programs is None or getattr(state, "spec", None) is not programs.spec:
+            return self._admit(state)
+        if state.step.is_deleted():
+            raise UsedStateError("step")
+        return state, programs
+
+    def _admit(self, state: TrainState) -> tuple[TrainState, Programs]:
+        if not isinstance(state, TrainState):
+            raise TypeError(
+                "`state` must be a TrainState from loop.init or loop.step, "
+                f"got a {type(state).__name__}"
+            )
+        arrays = arrays_of(state)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(arrays)[0]:
+            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+                raise UsedStateError(path_name(path))
+        programs = self._programs
+        if programs is None:
+            programs = self._bind(state)
+        if state.definition != programs.spec.definition:
+            raise StateMismatchError([], [], [_OTHER_MODEL])
+        arrays = programs.placement.place(programs.spec.arrange(arrays))
+        if self.rules.needs_lr and math.isnan(float(arrays["lr"])):
+            raise ValueError(
+                "the learning rate must be given before the first step: pass "
+                "`schedule=` (a number will do), or call "
+                "`state = loop.set_lr(state, lr)`"
+            )
+        self._programs = programs
+        flight = state.flight or Flight(int(arrays["step"]), int(arrays["num_skipped"]))
+        return evolve(state, **arrays, spec=programs.spec, flight=flight), programs
+
+    def _bind(self, state: TrainState) -> Programs:
+        """Programs for the model that a state of some other loop brings along."""
+        placement = SingleDevice(device_of(state.params))
+        trained = self._trained_names(state.definition)
+        missing = [
+            name for name in state.definition.param_names if name not in state.params
+        ]
+        if missing:
+            raise StateMismatchError([f"params.{name}" for name in missing], [], [])
+        expected = dict(arrays_of(state))
+        expected["opt_state"] = jax.eval_shape(
+            self.rules.optimizer.init,
+            {name: state.params[name] for name in trained},
+            jnp.float32(0),
+        )
+        spec = make_spec(state.definition, expected)
+        # Loops whose states are alike share one spec, so that a state can go from one
+        # to the other and back without being looked at again.
+        if state.spec is not None and state.spec.matches(spec):
+            spec = state.spec
+        return self._make_programs(spec, placement)
+
+    def _make_programs(self, spec: StateSpec, placement: SingleDevice) -> Programs:
+        names = spec.definition.param_names
+        trained = self._trained_names(spec.definition)
+        multipliers = rate_multipliers(self.rules.lr_groups, names, frozenset(trained))
+        can_branch = placement.device.platform != "gpu"
+        engine = Engine(self.rules, spec.definition, trained, multipliers, can_branch)
+        return Programs(engine, spec, placement, self.log)
+
+    def _trained_names(self, definition: Definition) -> tuple[str, ...]:
+        names = definition.param_names
+        selected = select_names(self.rules.trainable, names, "trainable")
+        if not selected:
+            raise ValueError("`trainable` must leave at least one parameter to train")
+        return tuple(name for name in names if name in selected)
+
+
+_OTHER_MODEL = ("the model", "of another structure", "the one this loop was given")

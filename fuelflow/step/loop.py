@@ -1,0 +1,430 @@
+"""TrainingLoop: a model, a loss and an optimizer as one compiled step."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuelflow._types import Batch, Grads, LossFunction, Schedule, Variables
+from fuelflow.devices.placement import SingleDevice, copied, device_of
+from fuelflow.model.nnx import write_into
+from fuelflow.step.engine import Moving
+from fuelflow.step.evaluation import evaluate_batches
+from fuelflow.step.host import Host
+from fuelflow.step.loss import resolve_loss
+from fuelflow.step.optimizer import Factory, Transformation, resolve_optimizer
+from fuelflow.step.outcome import Evaluation, StepOutcome
+from fuelflow.step.packing import Packed
+from fuelflow.step.plan import StepPlan, make_plan
+from fuelflow.step.program import CompileLog, CompileRecord
+from fuelflow.step.programs import Programs, fixed_part, moving_part
+from fuelflow.step.rules import StepRules, is_number, require_count
+from fuelflow.step.schedules import as_schedule
+from fuelflow.step.spec import leaf_text
+from fuelflow.step.stacking import groups_of_equal_shape, require_batches, stack
+from fuelflow.step.state import TrainState, evolve
+
+NonFinite = Literal["raise", "skip", "propagate"]
+
+
+@dataclass(frozen=True)
+class TrainingLoop:
+    """One optimizer step as one compiled program, and what belongs around it.
+
+    Immutable: `replace` gives another loop. A step is loss and gradient → global norm →
+    clip by norm → clip by value → optimizer at ``schedule(step) * lr_scale`` →
+    ``step + 1``. Steps are dispatched without waiting for their results.
+
+    Args:
+        loss_fn: ``(model, batch)`` or ``(model, batch, key)`` to a loss, or to a loss
+            and a dict of metrics. Each is a floating scalar (the mean over the batch),
+            a vector ``[batch]`` (one value per example) or `Weighted`.
+        optimizer: A factory ``learning_rate -> transformation`` such as `optax.adamw`,
+            or an optax transformation, which keeps its own rate.
+        schedule: ``step -> learning rate``, or a number for a constant rate.
+        eval_fn: Replaces ``loss_fn`` in `evaluate`.
+        max_grad_norm: Largest global norm of the gradient, positive.
+        max_grad_value: Largest absolute value of a gradient's entry, positive; applied
+            after the norm.
+        accumulate_steps: Microbatches that a batch is split into, in the memory of one.
+        trainable: Patterns of the parameters to train; ``"!encoder"`` freezes.
+        lr_groups: Pattern to factor on the rate; the patterns must not overlap.
+        nonfinite: What a NaN or infinite loss or gradient does. ``"raise"`` leaves the
+            state as it was and raises `NonFiniteError` when the host next looks;
+            ``"skip"`` leaves it as it was and counts; ``"propagate"`` applies it.
+        log_interval: Steps between records in the ``fuelflow`` logger, each with step,
+            loss, lr and grad_norm. A record is written when its step is done, without
+            waiting for it.
+        strict_compile: Whether compiling a program a second time is an error.
+        max_in_flight: Dispatches the host may be ahead of the device.
+
+    Raises:
+        TypeError: If an argument has the wrong kind.
+        ValueError: If a limit or count is out of range, or a schedule is given for an
+            optimizer with a rate of its own.
+
+    Example:
+        >>> import fuelflow as ff
+        >>> def loss_fn(params, batch):
+        ...     return (params["w"] * batch["x"] - batch["y"]) ** 2
+        >>> loop = ff.TrainingLoop(loss_fn, optax.sgd, schedule=0.1)
+        >>> state = loop.init({"w": jnp.float32(0.0)})
+        >>> batch = {"x": np.float32([1, 2]), "y": np.float32([2, 4])}
+        >>> state, outcome = loop.step(state, batch)
+        >>> outcome.loss, round(float(state.params["w"]), 6)
+        (10.0, 1.0)
+    """
+
+    loss_fn: LossFunction
+    optimizer: Transformation | Factory
+    _: dataclasses.KW_ONLY
+    schedule: Schedule | float | None = None
+    eval_fn: LossFunction | None = None
+    max_grad_norm: float | None = None
+    max_grad_value: float | None = None
+    accumulate_steps: int = 1
+    trainable: str | Iterable[str] = "*"
+    lr_groups: Mapping[str, float] | None = None
+    nonfinite: NonFinite = "raise"
+    log_interval: int | None = None
+    strict_compile: bool = False
+    max_in_flight: int = 8
+    _host: Host = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.nonfinite not in ("raise", "skip", "propagate"):
+            raise ValueError(
+                '`nonfinite` must be "raise", "skip" or "propagate", '
+                f"got {self.nonfinite!r}"
+            )
+        require_count("max_in_flight", self.max_in_flight)
+        if self.log_interval is not None:
+            require_count("log_interval", self.log_interval)
+        trainable = self.trainable
+        if not isinstance(trainable, str):
+            trainable = tuple(trainable)  # an iterator would be used up by one model
+            object.__setattr__(self, "trainable", trainable)
+        rules = StepRules(
+            loss=resolve_loss(self.loss_fn, "loss_fn"),
+            eval_loss=resolve_loss(self.eval_fn or self.loss_fn, "eval_fn"),
+            optimizer=resolve_optimizer(self.optimizer),
+            schedule=None if self.schedule is None else as_schedule(self.schedule),
+            max_grad_norm=self.max_grad_norm,
+            max_grad_value=self.max_grad_value,
+            accumulate_steps=self.accumulate_steps,
+            trainable=trainable,
+            lr_groups=self.lr_groups,
+            keeps_bad_updates=self.nonfinite == "propagate",
+        )
+        host = Host(rules, CompileLog(is_strict=self.strict_compile))
+        object.__setattr__(self, "_host", host)
+
+    def replace(self, **changes: Any) -> "TrainingLoop":
+        """Another loop, with some arguments changed and nothing compiled yet.
+
+        It takes the states of this one as long as model and optimizer state agree.
+
+        Raises:
+            TypeError: If there is no such argument.
+        """
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def compiles(self) -> tuple[CompileRecord, ...]:
+        """Every compilation so far, the first of each program included."""
+        return tuple(self._host.log.records)
+
+    def init(self, model: Any, *, seed: int | jax.Array = 0) -> TrainState:
+        """A first state: the model's arrays, copied, with fresh optimizer state.
+
+        Args:
+            model: An `nnx.Module`, a `Linen`, or a pytree with floating leaves.
+            seed: Seed, or key, of the keys that the loss and a linen model are given. A
+                module of `flax.nnx` draws from its own `nnx.Rngs`.
+
+        Raises:
+            TypeError: If the model or seed has the wrong kind.
+            ValueError: If the model has nothing to train, two parameters have one name,
+                or a pattern of this loop selects nothing.
+        """
+        return self._host.init(model, _as_key(seed))
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepOutcome]:
+        """One optimizer step, dispatched and not waited for.
+
+        Args:
+            state: The state, whose buffers the step takes over.
+            batch: A tree of NumPy or JAX arrays that share their leading axis.
+
+        Returns:
+            The new state, and a promise of what the step said.
+
+        Raises:
+            MissingFieldError: If the loss asks for a field the batch lacks.
+            NonFiniteError: If the host now sees that an earlier step was not finite;
+                the given state is still good.
+            RecompileError: If a second compilation were needed, in strict mode.
+            StateMismatchError: If the state belongs to another loop or model.
+            TypeError: If the batch, loss or a metric has the wrong kind.
+            UsedStateError: If the state was used before.
+            ValueError: If the batch, loss or a metric has the wrong shape.
+        """
+        state, programs = self._ready_to_dispatch(state)
+        return self._dispatch_step(programs, state, batch)
+
+    def _ready_to_dispatch(self, state: TrainState) -> tuple[TrainState, Programs]:
+        state, programs = self._host.ready(state)
+        flight = state.flight
+        assert flight is not None
+        error = flight.make_room(self.max_in_flight)
+        if error is not None:
+            flight.raise_once(error)
+        return state, programs
+
+    def _dispatch_step(
+        self, programs: Programs, state: TrainState, batch: Batch
+    ) -> tuple[TrainState, StepOutcome]:
+        executable = programs.step.find(batch)
+        if executable is None:
+            executable = programs.make_step(programs.step, state, batch)
+        moving, packed, sown = executable.call(
+            moving_part(state), fixed_part(state), batch
+        )
+        return self._advance(state, moving, packed, sown)
+
+    def run(
+        self, state: TrainState, batches: Iterable[Batch], *, steps_per_call: int = 1
+    ) -> tuple[TrainState, StepOutcome]:
+        """A step over each batch, several in one dispatch.
+
+        The same numbers as that many calls of `step`. Batches that do not fill a
+        dispatch, at the end or before a change of shape, go through the program of
+        `step`. If the host sees that a step was not finite, no further ones are
+        dispatched; reading the outcomes raises then.
+
+        Args:
+            state: The state, whose buffers are taken over.
+            batches: Batches like those of `step`.
+            steps_per_call: Steps in one dispatch, at least 1.
+
+        Returns:
+            The state after the last step, and the outcomes, whose fields are arrays
+            with one entry for each step.
+
+        Raises:
+            ValueError: If ``steps_per_call`` is below 1, or there is no batch; besides
+                everything that `step` raises.
+        """
+        require_count("steps_per_call", steps_per_call)
+        state, programs = self._ready_to_dispatch(state)
+        outcomes: list[StepOutcome] = []
+        for group in groups_of_equal_shape(require_batches(batches), steps_per_call):
+            if len(group) == steps_per_call > 1:
+                state, outcome = self._dispatch_run(programs, state, group)
+            else:
+                state, outcome = self._dispatch_step(programs, state, group[0])
+            outcomes.append(outcome)
+            assert state.flight is not None
+            if state.flight.make_room(self.max_in_flight) is not None:
+                break
+        return state, StepOutcome.stacked(outcomes)
+
+    def _dispatch_run(
+        self, programs: Programs, state: TrainState, group: list[Batch]
+    ) -> tuple[TrainState, StepOutcome]:
+        executable = programs.run.find(group[0], num_steps=len(group))
+        if executable is None:
+            executable = programs.make_run(state, group[0], len(group))
+        moving, packed, sown = executable.call(
+            moving_part(state), fixed_part(state), stack(group)
+        )
+        return self._advance(state, moving, packed, sown, num_steps=len(group))
+
+    def _advance(
+        self,
+        state: TrainState,
+        moving: Moving,
+        packed: Packed,
+        sown: Variables,
+        *,
+        num_steps: int | None = None,
+    ) -> tuple[TrainState, StepOutcome]:
+        """The state and outcome that a dispatch returned, taken note of."""
+        flight = state.flight
+        assert flight is not None
+        outcome = StepOutcome(
+            packed.words,
+            packed.layout,
+            num_steps=num_steps,
+            flight=flight if self.nonfinite == "raise" else None,
+        )
+        flight.add(outcome, num_steps or 1, self.log_interval)
+        state = evolve(
+            state,
+            params=moving.params,
+            variables=moving.variables,
+            opt_state=moving.opt_state,
+            step=moving.step,
+            num_skipped=moving.num_skipped,
+            sown=sown,
+        )
+        return state, outcome
+
+    def grads(self, state: TrainState, batch: Batch) -> Grads:
+        """The gradients that a step would harvest, before clipping, by name.
+
+        Nothing is updated and the state stays usable. Frozen parameters have none.
+
+        Raises:
+            Exception: Everything that `step` raises about its arguments.
+        """
+        state, programs = self._host.ready(state)
+        executable = programs.grads.find(batch)
+        if executable is None:
+            executable = programs.make_step(programs.grads, state, batch)
+        return executable.call(moving_part(state), fixed_part(state), batch)
+
+    def evaluate(self, state: TrainState, batches: Iterable[Batch]) -> Evaluation:
+        """The weighted means of the loss and metrics over all examples of a data set.
+
+        An `nnx.Module` is put in eval mode; a linen model's bound object says
+        ``model.training`` is false. The state stays as it is and usable. A last batch
+        with fewer rows counts by its rows; it compiles nothing more if every value is
+        per example or `Weighted`.
+
+        Args:
+            state: The state to evaluate.
+            batches: Batches, of any sizes.
+
+        Returns:
+            A promise: a mapping with ``loss`` and each metric, which waits when read.
+
+        Raises:
+            ValueError: If there is no batch; besides everything that `step` raises
+                about its arguments.
+        """
+        state, programs = self._host.ready(state)
+        return evaluate_batches(programs, state, batches, self.max_in_flight)
+
+    def plan(self, state: TrainState, batch: Batch) -> StepPlan:
+        """What the step will do with such a state and batch, before it runs.
+
+        Compiles the step if it is not compiled yet, and runs nothing.
+
+        Raises:
+            Exception: Everything that `step` raises about its arguments.
+        """
+        state, programs = self._host.ready(state)
+        executable = programs.step.find(batch)
+        if executable is None:
+            executable = programs.make_step(programs.step, state, batch)
+        engine = programs.engine
+        params = {name: state.params[name] for name in engine.definition.param_names}
+        return make_plan(
+            executable, params, frozenset(engine.trained_names), engine.multipliers
+        )
+
+    def model(self, state: TrainState, *, into: Any = None) -> Any:
+        """The user's kind of model with a state's arrays, copied.
+
+        Args:
+            state: The state, which stays usable.
+            into: An `nnx.Module`, such as the one given to `init`, to write the arrays
+                into and return.
+
+        Raises:
+            NonFiniteError: If a step so far was not finite.
+            UsedStateError: If a step has taken over the state's buffers.
+        """
+        state, _ = self._host.ready(state)
+        assert state.flight is not None
+        state.flight.land()
+        params, variables = copied((state.params, state.variables))
+        if into is None:
+            return state.definition.build(params, variables)
+        write_into(into, params, variables)
+        return into
+
+    def set_lr(self, state: TrainState, lr: float) -> TrainState:
+        """The state with another learning rate. A schedule, if there is one, wins.
+
+        Shares its other buffers with the given state. Compiles nothing.
+
+        Args:
+            state: The state.
+            lr: The rate, at least 0.
+
+        Raises:
+            ValueError: If it is negative or not finite, or the optimizer keeps its own.
+        """
+        self._host.rules.require_given_rate("`set_lr`")
+        return _with_scalar(state, "lr", np.float32(_rate("lr", lr)))
+
+    def set_lr_scale(self, state: TrainState, scale: float) -> TrainState:
+        """The state with another factor on the rate, scheduled or set; 1 at first.
+
+        Shares its other buffers with the given state. Compiles nothing.
+
+        Args:
+            state: The state.
+            scale: The factor, at least 0.
+
+        Raises:
+            ValueError: If it is negative or not finite, or the optimizer keeps its own.
+        """
+        self._host.rules.require_given_rate("`set_lr_scale`")
+        return _with_scalar(state, "lr_scale", np.float32(_rate("scale", scale)))
+
+    def set_global_step(self, state: TrainState, step: int) -> TrainState:
+        """The state with another count of completed updates.
+
+        The schedule follows it. The optimizer's own counts, such as Adam's, stay.
+        Compiles nothing.
+
+        Args:
+            state: The state.
+            step: Completed updates, at least 0.
+
+        Raises:
+            TypeError: If it is no integer.
+            ValueError: If it is negative.
+        """
+        require_count("step", step, least=0)
+        changed = _with_scalar(state, "step", np.int32(step))
+        if changed.flight is not None:
+            changed.flight.set_step(step)
+        return changed
+
+
+def _with_scalar(state: TrainState, name: str, value: np.generic) -> TrainState:
+    placement = SingleDevice(device_of(state.params))
+    return evolve(state, **{name: placement.put(value)})
+
+
+def _rate(name: str, value: float) -> float:
+    if not (is_number(value) and 0 <= value < math.inf):
+        raise ValueError(
+            f"`{name}` must be a finite number of at least 0, got {value!r}"
+        )
+    return float(value)
+
+
+def _as_key(seed: int | jax.Array) -> jax.Array:
+    if isinstance(seed, jax.Array):
+        if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) and seed.ndim == 0:
+            return seed
+        raise TypeError(
+            "`seed` must be an integer or one key from jax.random.key, "
+            f"got an array {leaf_text(seed)}"
+        )
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(
+            "`seed` must be an integer or a key from jax.random.key, "
+            f"got a {type(seed).__name__}"
+        )
+    return jax.random.key(seed)

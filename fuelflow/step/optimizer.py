@@ -1,0 +1,166 @@
+"""The optimizer: an optax transformation, or a factory that is given the rate."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fuelflow._types import Grads, Params, PyTree, Scalar
+from fuelflow.model.names import select_names
+
+Transformation = optax.GradientTransformation
+Factory = Callable[..., optax.GradientTransformation]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optax transformation made anew, inside the step, at the rate of that step.
+
+    Attributes:
+        make: Gives the transformation for a learning rate, float32 ``[]``. A ready
+            transformation ignores it.
+        has_own_rate: Whether the rate is the transformation's own affair.
+        name: How errors call it.
+    """
+
+    make: Factory
+    has_own_rate: bool
+    name: str
+
+    def init(self, params: Params, rate: Scalar) -> PyTree:
+        """The optimizer's state for the trained parameters."""
+        return self.make(rate).init(params)
+
+    def update(
+        self,
+        grads: Grads,
+        opt_state: PyTree,
+        params: Params,
+        rate: Scalar,
+        loss: Scalar,
+    ) -> tuple[Grads, PyTree]:
+        """The updates to add to the parameters, and the state after them."""
+        transformation = optax.with_extra_args_support(self.make(rate))
+        updates, opt_state = transformation.update(
+            grads, opt_state, params, value=loss, grad=grads
+        )
+        return cast(Grads, updates), opt_state
+
+    def own_rate(self, opt_state: PyTree) -> Scalar | None:
+        """The rate that `optax.inject_hyperparams` keeps in the state, if it does."""
+        rates = optax.tree_utils.tree_get_all_with_path(opt_state, "learning_rate")
+        return jnp.asarray(rates[0][1], jnp.float32) if len(rates) == 1 else None
+
+
+def resolve_optimizer(optimizer: Transformation | Factory) -> Optimizer:
+    """An optimizer from a factory of the learning rate, or a ready transformation.
+
+    Raises:
+        TypeError: If it is neither.
+    """
+    if isinstance(optimizer, Transformation):
+        return Optimizer(_always(optimizer), has_own_rate=True, name="optimizer")
+    if not callable(optimizer):
+        raise TypeError(
+            "`optimizer` must be an optax transformation or a factory of the learning "
+            f"rate such as optax.adamw, got a {type(optimizer).__name__}"
+        )
+    name = getattr(optimizer, "__name__", "optimizer")
+
+    def make(rate: Scalar) -> Transformation:
+        made = optimizer(rate)
+        if not isinstance(made, Transformation):
+            raise TypeError(
+                f"the optimizer factory `{name}` must return an optax transformation, "
+                f"got a {type(made).__name__}"
+            )
+        return made
+
+    return Optimizer(make, has_own_rate=False, name=name)
+
+
+def _always(ready: Transformation) -> Factory:
+    def make(rate: Scalar) -> Transformation:
+        del rate
+        return ready
+
+    return make
+
+
+def rate_multipliers(
+    groups: Mapping[str, float] | None,
+    names: tuple[str, ...],
+    trainable: frozenset[str],
+) -> dict[str, float]:
+    """The factor on the rate of each trained parameter that has one other than 1.
+
+    Args:
+        groups: Pattern to factor, each at least 0.
+        names: All parameters.
+        trainable: Those that are trained.
+
+    Raises:
+        TypeError: If ``groups`` is no mapping.
+        ValueError: If a factor is negative or not finite, a pattern selects no trained
+            parameter, or two patterns select the same one.
+    """
+    if groups is None:
+        return {}
+    if not isinstance(groups, Mapping):
+        raise TypeError(
+            "`lr_groups` must map patterns to factors of the rate, "
+            f"got a {type(groups).__name__}"
+        )
+    factors: dict[str, float] = {}
+    owner: dict[str, str] = {}
+    for pattern, factor in groups.items():
+        if not (math.isfinite(factor) and factor >= 0):
+            raise ValueError(
+                f"`lr_groups` factor of `{pattern}` must be at least 0, got {factor}"
+            )
+        selected = select_names(pattern, names, "lr_groups")
+        if not selected & trainable:
+            raise ValueError(
+                f"`lr_groups` pattern `{pattern}` selects only frozen parameters"
+            )
+        for name in sorted(selected & trainable):
+            if name in owner:
+                raise ValueError(
+                    f"`lr_groups` must not overlap, but `{name}` is selected by both "
+                    f"`{owner[name]}` and `{pattern}`"
+                )
+            owner[name] = pattern
+            factors[name] = float(factor)
+    return factors
+
+
+def scale_updates(updates: Grads, factors: Mapping[str, float]) -> Grads:
+    """The updates with each parameter's factor applied.
+
+    Scaling an update equals scaling the rate for every optimizer whose updates are
+    proportional to it, as optax's are.
+    """
+    return {
+        name: update * factors[name] if name in factors else update
+        for name, update in updates.items()
+    }
+
+
+def initial_state(optimizer: Optimizer, params: Params, rate: jax.Array) -> PyTree:
+    """The optimizer's first state, by one small program.
+
+    Raises:
+        TypeError: If the factory needs the rate as a Python number.
+    """
+    try:
+        return jax.jit(optimizer.init)(params, rate)
+    except jax.errors.ConcretizationTypeError as error:
+        raise TypeError(
+            f"the optimizer factory `{optimizer.name}` must accept a traced learning "
+            "rate, but asks for its value; pass a ready transformation instead, which "
+            "keeps its own rate"
+        ) from error

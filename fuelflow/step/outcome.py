@@ -1,0 +1,260 @@
+"""What a step said, read when asked and not before."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from fuelflow._errors import NonFiniteError
+from fuelflow._types import Array
+from fuelflow.step.packing import Layout
+
+if TYPE_CHECKING:
+    from fuelflow.step.flight import Flight
+
+METRIC = "metric "
+WEIGHT = "weight "
+
+
+class StepOutcome:
+    """A promise of what one step said, or, from `TrainingLoop.run`, many.
+
+    Reading a field waits for the step, once, with one transfer for all fields. From
+    `step` each field is a Python number, from `run` an array with one entry per step.
+    With ``nonfinite="raise"``, reading a field of a step that was not finite raises;
+    `finite` itself, `is_ready` and `repr` never do.
+    """
+
+    __slots__ = ("_flight", "_layout", "_num_steps", "_parts", "_record", "_words")
+
+    def __init__(
+        self,
+        words: Array | None,
+        layout: Layout,
+        *,
+        num_steps: int | None = None,
+        flight: "Flight | None" = None,
+    ) -> None:
+        self._words = words
+        self._layout = layout
+        self._num_steps = num_steps
+        self._flight = flight
+        self._parts: Sequence[StepOutcome] = ()
+        self._record: np.ndarray | None = None
+
+    @classmethod
+    def stacked(cls, parts: Sequence["StepOutcome"]) -> "StepOutcome":
+        """One outcome over the steps of several, which share what they wait for.
+
+        Raises:
+            ValueError: If they do not have the same metrics.
+        """
+        first = parts[0]
+        for part in parts:
+            if part._layout.fields != first._layout.fields:
+                raise ValueError(
+                    "a loss must return the same metrics for every batch of a run, got "
+                    f"{first._metric_names()} and {part._metric_names()}"
+                )
+        whole = cls(None, first._layout, flight=first._flight)
+        whole._parts = parts
+        return whole
+
+    @property
+    def loss(self) -> Any:
+        """The weighted mean loss, before the update."""
+        return self._read("loss")
+
+    @property
+    def grad_norm(self) -> Any:
+        """The global L2 norm of the gradient, before clipping."""
+        return self._read("grad_norm")
+
+    @property
+    def lr(self) -> Any:
+        """The learning rate used; None if the optimizer keeps its rate to itself."""
+        return self._read("lr") if self._has("lr") else None
+
+    @property
+    def global_step(self) -> Any:
+        """The number of the step, from 1."""
+        return self._read("global_step")
+
+    @property
+    def num_skipped(self) -> Any:
+        """Steps of the run left out so far because they were not finite."""
+        return self._read("num_skipped")
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The weighted mean of each metric, by name."""
+        return {name: self._read(METRIC + name) for name in self._metric_names()}
+
+    @property
+    def finite(self) -> Any:
+        """Whether loss and gradient norm were finite."""
+        return _plain(self.realize()["finite"] != 0)
+
+    def is_ready(self) -> bool:
+        """Whether reading would not wait."""
+        if self._record is not None:
+            return True
+        return all(part.is_ready() for part in self._parts) and (
+            self._words is None or _is_ready(self._words)
+        )
+
+    def realize(self) -> np.ndarray:
+        """Waits for the step; its record ``[]``, or ``[num_steps]`` from `run`."""
+        if self._record is None:
+            self._record = self._fetch()
+            self._words, self._parts = None, ()
+        return self._record
+
+    def _fetch(self) -> np.ndarray:
+        if self._words is None:
+            records = [np.atleast_1d(part.realize()) for part in self._parts]
+            return np.concatenate(records)
+        records = self._layout.unpack(np.asarray(self._words))
+        return records if self._num_steps is None else records[: self._num_steps]
+
+    def detached(self) -> "StepOutcome":
+        """The same outcome, not tied to a run: reading it never raises."""
+        assert self._words is not None
+        return StepOutcome(self._words, self._layout, num_steps=self._num_steps)
+
+    def rows(self) -> Iterator[dict[str, float]]:
+        """Step, loss, rate and gradient norm of each step, for a log record."""
+        for record in np.atleast_1d(self.realize()):
+            yield {
+                "step": int(record["global_step"]),
+                "loss": float(record["loss"]),
+                "lr": float(record["lr"]) if self._has("lr") else float("nan"),
+                "grad_norm": float(record["grad_norm"]),
+            }
+
+    def first_error(self, after: int = -1) -> NonFiniteError | None:
+        """The error of the first bad step past ``after`` skipped ones, if any."""
+        if self._flight is None:
+            return None
+        for record in np.atleast_1d(self.realize()):
+            if not record["finite"] and record["num_skipped"] > after:
+                names = self._layout.flagged_names(record)
+                return NonFiniteError(
+                    int(record["global_step"]),
+                    float(record["loss"]),
+                    float(record["grad_norm"]),
+                    names=names[:8],
+                    num_names=len(names),
+                    num_skipped=int(record["num_skipped"]),
+                )
+        return None
+
+    def _read(self, name: str) -> Any:
+        self._require_finite()
+        return _plain(self.realize()[name])
+
+    def _require_finite(self) -> None:
+        error = self.first_error()
+        if error is not None and self._flight is not None:
+            self._flight.raise_once(error)
+
+    def _has(self, name: str) -> bool:
+        return any(field == name for field, _ in self._layout.fields)
+
+    def _metric_names(self) -> list[str]:
+        names = (field for field, _ in self._layout.fields if field.startswith(METRIC))
+        return [name.removeprefix(METRIC) for name in names]
+
+    def __str__(self) -> str:
+        self._require_finite()
+        return repr(self)
+
+    def __repr__(self) -> str:
+        record = self.realize()
+        names = ["global_step", "loss", "grad_norm"] + ["lr"] * self._has("lr")
+        names += [METRIC + name for name in self._metric_names()]
+        parts = [
+            f"{name.removeprefix(METRIC)}={_shown(record[name])}" for name in names
+        ]
+        if not record["finite"].all():
+            parts.append("finite=False")
+        return f"StepOutcome({', '.join(parts)})"
+
+
+class Evaluation(Mapping[str, float]):
+    """A promise of weighted means over a data set: ``loss`` and each metric by name.
+
+    Reading waits, once. ``weight`` is the number of examples (or tokens) the loss
+    stands for.
+    """
+
+    def __init__(
+        self, records: Sequence[Array], layout: Layout, flight: "Flight"
+    ) -> None:
+        self._records = records
+        self._layout = layout
+        self._flight = flight
+        self._means: dict[str, float] | None = None
+        self._weight = 0.0
+
+    @property
+    def weight(self) -> float:
+        """The total weight of the loss."""
+        self._realize()
+        return self._weight
+
+    def is_ready(self) -> bool:
+        """Whether reading would not wait."""
+        return self._means is not None or all(map(_is_ready, self._records))
+
+    def _realize(self) -> dict[str, float]:
+        if self._means is None:
+            self._flight.land()
+            table = np.stack(
+                [self._layout.unpack(np.asarray(r)) for r in self._records]
+            )
+            names = [n for n, _ in self._layout.fields if not n.startswith(WEIGHT)]
+            self._means = {
+                name.removeprefix(METRIC): _mean(table[name], table[WEIGHT + name])
+                for name in names
+            }
+            self._weight = float(table[WEIGHT + "loss"].sum(dtype=np.float64))
+            self._records = ()
+        return self._means
+
+    def __getitem__(self, name: str) -> float:
+        return self._realize()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._realize())
+
+    def __len__(self) -> int:
+        return len(self._realize())
+
+    def __repr__(self) -> str:
+        means = ", ".join(f"{name}={value:.6g}" for name, value in self.items())
+        return f"Evaluation({means}, weight={self.weight:g})"
+
+
+def _is_ready(array: Array) -> bool:
+    # jax.Array has the method; its abstract class does not declare it.
+    return cast(Any, array).is_ready()
+
+
+def _mean(means: np.ndarray, weights: np.ndarray) -> float:
+    """The weighted mean of means, in float64; NaN if there is no weight."""
+    wide = weights.astype(np.float64)
+    total = wide.sum()
+    if total == 0:
+        return float("nan")
+    return float(np.where(wide == 0, 0.0, means * wide).sum() / total)
+
+
+def _plain(value: np.ndarray) -> Any:
+    return value.item() if np.ndim(value) == 0 else value
+
+
+def _shown(value: np.ndarray) -> str:
+    if np.ndim(value) == 0:
+        return f"{value.item():.6g}" if value.dtype.kind == "f" else str(value.item())
+    return f"[{_shown(value[0])} … {_shown(value[-1])}]"

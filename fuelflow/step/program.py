@@ -1,0 +1,186 @@
+"""Compiled programs: made once for each signature, and every making accounted for."""
+
+import logging
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.stages import Compiled, Traced
+
+from fuelflow._errors import RecompileError
+from fuelflow._types import Batch
+from fuelflow.step.spec import Table, batch_table, leaf_text, nearest_changes
+
+logger = logging.getLogger("fuelflow")
+
+
+@dataclass(frozen=True)
+class CompileRecord:
+    """One compilation of one program.
+
+    Attributes:
+        program: ``"step"``, ``"run"``, ``"evaluate"`` or ``"grads"``.
+        seconds: Wall time of tracing and compiling.
+        changes: One text for each leaf that changed since the nearest earlier
+            compilation, old → new; empty for a program's first.
+    """
+
+    program: str
+    seconds: float
+    changes: tuple[str, ...]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this was the program's first, which nothing could spare."""
+        return not self.changes
+
+    @property
+    def reason(self) -> str:
+        """What made it necessary."""
+        return "; ".join(self.changes) or "first compilation"
+
+    def __str__(self) -> str:
+        return f"{self.program}: {self.reason} ({self.seconds:.2f} s)"
+
+
+class CompileLog:
+    """All compilations of one loop, in order.
+
+    Args:
+        is_strict: Whether a program's second compilation is an error.
+    """
+
+    def __init__(self, *, is_strict: bool) -> None:
+        self.records: list[CompileRecord] = []
+        self._is_strict = is_strict
+        self._tables: dict[str, list[Table]] = {}
+        self._warned: set[Hashable] = set()
+
+    def explain(self, program: str, table: Table) -> tuple[str, ...]:
+        """Why a program must be compiled for a new table; nothing if it is its first.
+
+        Raises:
+            RecompileError: If it is not the first, in strict mode.
+        """
+        known = self._tables.get(program)
+        if not known:
+            return ()
+        changes = tuple(nearest_changes(known, table)) or ("the model's structure",)
+        if self._is_strict:
+            raise RecompileError(program, changes)
+        return changes
+
+    def add(self, record: CompileRecord, table: Table) -> None:
+        """Keeps a record, and warns of a recompilation once for each kind."""
+        self.records.append(record)
+        self._tables.setdefault(record.program, []).append(table)
+        kind = (
+            record.program,
+            *(change.partition(":")[0] for change in record.changes),
+        )
+        if record.changes and kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning(
+                "compiled the program `%s` again, in %.2f s: %s. Further ones for the "
+                "same leaves are in loop.compiles, without a warning",
+                record.program,
+                record.seconds,
+                record.reason,
+            )
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A compiled program, and what it was compiled from."""
+
+    call: Compiled
+    traced: Traced
+
+
+class Program:
+    """A function compiled ahead of time for each signature of its batch.
+
+    All its other arguments must always look the same, which the loop sees to when it
+    admits a state, so a step looks at the batch alone.
+
+    Args:
+        name: How records call it.
+        function: A pure function.
+        log: Where compilations are accounted for.
+        fixed_table: Names, shapes and dtypes of the other arguments.
+        donate: Whether its first argument's buffers are taken over.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        log: CompileLog,
+        fixed_table: Table,
+        *,
+        donate: bool = False,
+    ) -> None:
+        self.name = name
+        self._jitted = jax.jit(function, donate_argnums=(0,) if donate else ())
+        self._log = log
+        self._fixed_table = fixed_table
+        self._executables: dict[Hashable, Executable] = {}
+        self._by_text: dict[Hashable, Executable] = {}
+        self._last_signature: Hashable = None
+        self._last: Executable | None = None
+
+    @property
+    def executables(self) -> list[Executable]:
+        """All that were made, in order."""
+        return list(self._by_text.values())
+
+    def find(self, batch: Batch, *, num_steps: int | None = None) -> Executable | None:
+        """The executable for a batch's signature, if there is one."""
+        leaves, treedef = jax.tree.flatten(batch)
+        try:
+            signature = (treedef, num_steps, *[(x.shape, x.dtype) for x in leaves])
+        except AttributeError:  # a leaf that is no array, which making one will refuse
+            return None
+        if signature == self._last_signature:
+            return self._last
+        executable = self._executables.get(signature)
+        if executable is None:
+            # NumPy's float64 and float32 are one to JAX, unless 64 bits are enabled.
+            executable = self._by_text.get(_text_signature(batch, num_steps))
+            if executable is None:
+                return None
+            self._executables[signature] = executable
+        self._last_signature, self._last = signature, executable
+        return executable
+
+    def make(
+        self, arguments: tuple[Any, ...], batch: Batch, *, num_steps: int | None = None
+    ) -> Executable:
+        """A new executable for a batch's signature.
+
+        Args:
+            arguments: All arguments of the function.
+            batch: The batch whose signature the executable is kept under.
+            num_steps: Part of the signature.
+
+        Raises:
+            RecompileError: If it is not the first, in strict mode.
+        """
+        table = {**self._fixed_table, **batch_table(batch)}
+        if num_steps is not None:
+            table["steps_per_call"] = str(num_steps)
+        changes = self._log.explain(self.name, table)
+        start = time.perf_counter()
+        traced = self._jitted.trace(*arguments)
+        executable = Executable(traced.lower().compile(), traced)
+        seconds = time.perf_counter() - start
+        self._by_text[_text_signature(batch, num_steps)] = executable
+        self._log.add(CompileRecord(self.name, seconds, changes), table)
+        return executable
+
+
+def _text_signature(batch: Batch, num_steps: int | None) -> Hashable:
+    leaves, treedef = jax.tree.flatten(batch)
+    return (treedef, num_steps, *[leaf_text(leaf) for leaf in leaves])

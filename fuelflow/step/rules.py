@@ -1,0 +1,93 @@
+"""The rules of a step: a loop's arguments, checked and resolved."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fuelflow._types import Schedule
+from fuelflow.step.loss import Loss
+from fuelflow.step.optimizer import Optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRules:
+    """What a step does, whatever the model.
+
+    Attributes:
+        loss: The loss of a training step.
+        eval_loss: The loss of an evaluation.
+        optimizer: The optimizer.
+        schedule: Step to learning rate, or None for the state's own.
+        max_grad_norm: Largest global norm, or None.
+        max_grad_value: Largest absolute entry, or None.
+        accumulate_steps: Microbatches per batch.
+        trainable: Patterns of the parameters to train.
+        lr_groups: Pattern to factor on the rate.
+        keeps_bad_updates: Whether an update that is not finite is applied all the same.
+
+    Raises:
+        ValueError: If a limit is not positive, a count is below 1, or there is a
+            schedule for an optimizer with a rate of its own.
+    """
+
+    loss: Loss
+    eval_loss: Loss
+    optimizer: Optimizer
+    schedule: Schedule | None
+    max_grad_norm: float | None
+    max_grad_value: float | None
+    accumulate_steps: int
+    trainable: str | tuple[str, ...]
+    lr_groups: Mapping[str, float] | None
+    keeps_bad_updates: bool
+
+    def __post_init__(self) -> None:
+        if self.schedule is not None:
+            self.require_given_rate("a `schedule`")
+        for name in ("max_grad_norm", "max_grad_value"):
+            limit = getattr(self, name)
+            if limit is not None and not (is_number(limit) and limit > 0):
+                raise ValueError(f"`{name}` must be a positive number, got {limit!r}")
+        require_count("accumulate_steps", self.accumulate_steps)
+
+    @property
+    def needs_lr(self) -> bool:
+        """Whether the rate comes from `TrainingLoop.set_lr` alone."""
+        return self.schedule is None and not self.optimizer.has_own_rate
+
+    def require_given_rate(self, what: str) -> None:
+        """Refuses what cannot act on an optimizer with a rate of its own.
+
+        Raises:
+            ValueError: If the optimizer is a ready transformation.
+        """
+        if self.optimizer.has_own_rate:
+            raise ValueError(
+                f"{what} needs an optimizer that is given its rate, but a ready optax "
+                "transformation keeps its own: pass the factory, `optax.adamw` in "
+                "place of `optax.adamw(1e-3)`, or `functools.partial(optax.adamw, "
+                "weight_decay=0.01)` for further arguments"
+            )
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number, and no NaN."""
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and not math.isnan(value)
+    )
+
+
+def require_count(name: str, value: Any, least: int = 1) -> None:
+    """Refuses what is no integer of at least ``least``.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is too small.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"`{name}` must be an integer, got a {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"`{name}` must be at least {least}, got {value}")

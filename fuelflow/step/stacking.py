@@ -1,0 +1,67 @@
+"""Batches gathered into stacks that one dispatch can run through."""
+
+from collections.abc import Iterable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fuelflow._types import Batch
+from fuelflow.step.spec import leaf_text
+
+
+def require_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches, of which there must be at least one.
+
+    Raises:
+        TypeError: If it is no iterable of batches but, it seems, one batch.
+        ValueError: If it is empty.
+    """
+    if isinstance(batches, dict) or hasattr(batches, "dtype"):
+        raise TypeError(
+            "`batches` must be an iterable of batches, got a "
+            f"{type(batches).__name__}, which looks like one batch: put it in a list"
+        )
+    count = 0
+    for count, batch in enumerate(batches, start=1):  # noqa: B007
+        yield batch
+    if not count:
+        raise ValueError(
+            "`batches` must hold at least one batch, got none; a generator can be "
+            "iterated only once"
+        )
+
+
+def groups_of_equal_shape(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Consecutive batches of one shape, ``size`` at a time, or one where they are fewer.
+
+    Example:
+        >>> batches = [np.zeros(3)] * 5 + [np.zeros(2)]
+        >>> [len(group) for group in groups_of_equal_shape(batches, 2)]
+        [2, 2, 1, 1]
+    """
+    group: list[Batch] = []
+    shape = None
+    for batch in batches:
+        leaves, treedef = jax.tree.flatten(batch)
+        current = (treedef, *[leaf_text(leaf) for leaf in leaves])
+        if current != shape:
+            yield from ([single] for single in group)
+            group = []
+        group.append(batch)
+        shape = current
+        if len(group) == size:
+            yield group
+            group = []
+    yield from ([single] for single in group)
+
+
+def stack(batches: list[Batch]) -> Batch:
+    """Batches stacked along a new leading axis."""
+
+    def stack_leaves(*leaves: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
+        if isinstance(leaves[0], jax.Array):
+            return jnp.stack(leaves)
+        return np.stack(leaves)
+
+    return jax.tree.map(stack_leaves, *batches)
