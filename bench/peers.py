@@ -110,7 +110,7 @@ def make_hand_step(
     """The jitted step that a user writes, its state donated."""
     optimizer = make_optimizer()
 
-    def step(params: Params, opt_state: Any, batch: Batch) -> tuple[Params, Any, Any]:
+    def step(params: Params, opt_state: Any, batch: Batch) -> tuple[Any, Any, Any]:
         said, grads = jax.value_and_grad(loss_fn, has_aux=has_metrics)(params, batch)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, said

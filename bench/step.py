@@ -52,7 +52,7 @@ from timing import (
 
 import fuelflow as ff
 
-SMALL, DEEP = 4, 24  # layers: 8 and 48 leaves
+SMALL = 4  # layers: 8 leaves
 WIDTH = 64
 HAND = "hand-written jitted optax step"
 NEAR = Target(text="≤ 1.03 ×", max_ratio=1.03)
@@ -67,15 +67,23 @@ IMPORT = Target(text="+ 60 ms at most", max_difference=60)
 
 @dataclass(frozen=True)
 class Size:
-    """How long to measure: timed rounds, steps in each repeat, and imports."""
+    """How much to measure.
+
+    Attributes:
+        rounds: Timed rounds.
+        steps: Steps in each repeat.
+        imports: Fresh interpreters for each import.
+        deep: Layers of the deep model.
+    """
 
     rounds: int
     steps: int
     imports: int
+    deep: int
 
 
-FULL = Size(rounds=150, steps=50, imports=15)
-SMOKE = Size(rounds=2, steps=4, imports=1)
+FULL = Size(rounds=150, steps=50, imports=15, deep=24)
+SMOKE = Size(rounds=3, steps=4, imports=1, deep=5)
 
 
 def make_loop(loss_fn: Callable[..., Any], **options: Any) -> ff.TrainingLoop:
@@ -142,8 +150,8 @@ def on_device(batches: Sequence[Batch]) -> list[Batch]:
 
 def step_rows(size: Size) -> Iterator[Row]:
     params = make_params(SMALL, WIDTH)
-    rows = make_batches(size.steps, WIDTH)
-    for kind, batches in (("data at hand", on_device(rows)), ("NumPy batches", rows)):
+    arrays = make_batches(size.steps, WIDTH)
+    for kind, batches in (("data at hand", on_device(arrays)), ("NumPy", arrays)):
         times = interleaved(
             {
                 "ours": make_step_loop(flat_loss, params, batches),
@@ -152,20 +160,19 @@ def step_rows(size: Size) -> Iterator[Row]:
             size.rounds,
             size.steps,
         )
-        yield timed_row(
-            f"loop.step, 8 leaves, {kind}", HAND, times["ours"], times["hand"], NEAR
-        )
+        names = (f"loop.step, 8 leaves, {kind}", HAND)
+        yield make_row(names, times["ours"], times["hand"], "us", NEAR)
 
 
 def nnx_rows(size: Size) -> Iterator[Row]:
     batches = on_device(make_batches(size.steps, WIDTH))
-    for num_layers, rounds in ((SMALL, size.rounds), (DEEP, -(-size.rounds // 4))):
+    # The deep model's steps take several times as long, so it has fewer rounds.
+    for num_layers, rounds in ((SMALL, size.rounds), (size.deep, -(-size.rounds // 3))):
         params = make_params(num_layers, WIDTH)
+        module = Perceptron(num_layers, WIDTH)
         times = interleaved(
             {
-                "ours": make_step_loop(
-                    module_loss, Perceptron(num_layers, WIDTH), batches
-                ),
+                "ours": make_step_loop(module_loss, module, batches),
                 "flat": make_step_loop(flat_loss, params, batches),
                 "nnx": make_nnx_loop(Perceptron(num_layers, WIDTH), batches),
                 "hand": make_hand_loop(params, batches),
@@ -179,50 +186,39 @@ def nnx_rows(size: Size) -> Iterator[Row]:
             ("loop.step on the flat dict", "flat", NEAR),
             (f"{HAND}, flat dict", "hand", NEAR),
         ):
-            yield timed_row(name, against, times["ours"], times[peer], target)
+            yield make_row((name, against), times["ours"], times[peer], "us", target)
 
 
 def run_rows(size: Size) -> Iterator[Row]:
     batches = make_batches(size.steps, WIDTH)
     times = interleaved(
         {
-            "numpy": make_run_loop(batches, size.steps),
-            "device": make_run_loop(on_device(batches), size.steps),
+            "NumPy": make_run_loop(batches, size.steps),
+            "data at hand": make_run_loop(on_device(batches), size.steps),
             "hand": make_hand_loop(make_params(SMALL, WIDTH), batches),
         },
         size.rounds,
         size.steps,
     )
-    for kind, name in (("numpy", "NumPy batches"), ("device", "data at hand")):
-        yield timed_row(
-            f"loop.run, {size.steps} steps a call, {name}",
-            f"{HAND}, NumPy batches",
-            times[kind],
-            times["hand"],
-            RUN_TARGET,
-        )
+    for kind in ("NumPy", "data at hand"):
+        names = (f"loop.run, {size.steps} steps a call, {kind}", f"{HAND}, NumPy")
+        yield make_row(names, times[kind], times["hand"], "us", RUN_TARGET)
 
 
 def reading_rows(size: Size) -> Iterator[Row]:
     params = make_params(SMALL, WIDTH)
     batches = on_device(make_batches(size.steps, WIDTH))
+    loss_fn = loss_with_metrics
     times = interleaved(
         {
-            "ours": make_step_loop(
-                loss_with_metrics, params, batches, reads_outcome=True
-            ),
-            "hand": make_hand_loop(params, batches, loss_with_metrics, reads_loss=True),
+            "ours": make_step_loop(loss_fn, params, batches, reads_outcome=True),
+            "hand": make_hand_loop(params, batches, loss_fn, reads_loss=True),
         },
         size.rounds,
         size.steps,
     )
-    yield timed_row(
-        "loop.step, all of the outcome read",
-        "hand-written step, float(loss)",
-        times["ours"],
-        times["hand"],
-        NO_SLOWER,
-    )
+    names = ("loop.step, all of the outcome read", "hand-written step, float(loss)")
+    yield make_row(names, times["ours"], times["hand"], "us", NO_SLOWER)
 
 
 def memory_rows(size: Size) -> Iterator[Row]:
@@ -233,20 +229,15 @@ def memory_rows(size: Size) -> Iterator[Row]:
         loop = make_loop(flat_loss)
         plan = loop.plan(loop.init(params), batch)
         opt_state = make_optimizer().init(params)
-        peer: Any = (
-            make_hand_step().lower(params, opt_state, batch).compile().memory_analysis()
-        )
-        name = f"{width} wide, batch {batch_size}"
-        ours_bytes, peer_bytes = _plan_bytes(plan), _analysis_bytes(peer)
-        if ours_bytes is not None and peer_bytes is not None:
-            yield counted_row(
-                f"memory of a step, {name}", HAND, ours_bytes, peer_bytes, EQUAL
-            )
-        peer_peak = getattr(peer, "peak_memory_in_bytes", None)
-        if plan.peak_bytes and peer_peak:
-            yield counted_row(
-                f"peak memory, {name}", HAND, plan.peak_bytes, peer_peak, EQUAL
-            )
+        compiled = make_hand_step().lower(params, opt_state, batch).compile()
+        peer = compiled.memory_analysis()
+        for what, ours, theirs in (
+            ("memory", _plan_bytes(plan), _analysis_bytes(peer)),
+            ("peak", plan.peak_bytes, getattr(peer, "peak_memory_in_bytes", None)),
+        ):
+            if ours and theirs:  # not every backend gives both
+                names = (f"{what} of a step, {width} wide, batch {batch_size}", HAND)
+                yield make_row(names, [ours], [theirs], "B", EQUAL)
 
 
 def _plan_bytes(plan: ff.StepPlan) -> int | None:
@@ -278,7 +269,7 @@ def import_rows(size: Size) -> Iterator[Row]:
         sides.reverse()
         for modules, seconds in sides:
             seconds.append(import_seconds(modules))
-    yield import_row("import fuelflow", "import jax, optax", ours, peer, IMPORT)
+    yield make_row(("import fuelflow", "import jax, optax"), ours, peer, "ms", IMPORT)
 
 
 def import_seconds(modules: str) -> float:
@@ -314,9 +305,11 @@ def print_profile(num_steps: int = 20_000) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Times a step against its peers.")
     parser.add_argument("--smoke", action="store_true", help="a few steps of each row")
-    parser.add_argument("--json", type=Path, default=Path("bench-step.json"))
+    parser.add_argument(
+        "--json", type=Path, default=Path(__file__).with_suffix(".json")
+    )
     parser.add_argument("--profile", action="store_true", help="host time by function")
     arguments = parser.parse_args()
     size = SMOKE if arguments.smoke else FULL

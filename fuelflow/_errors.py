@@ -28,7 +28,7 @@ class NonFiniteError(FuelflowError, ArithmeticError):
         grad_norm: The gradient's global norm.
         names: The first parameters, at most eight, whose gradient is not finite.
         num_names: How many there are.
-        num_skipped: Steps of the run left out so far, with this one.
+        num_skipped: Steps of the run left out by the end of the dispatch it was in.
     """
 
     def __init__(

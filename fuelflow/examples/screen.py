@@ -31,6 +31,8 @@ _COLUMNS = {
     "misread": 9,
 }
 _WIDEST_BAR = 40
+# Short of the right edge, so that the ^C a terminal echoes does not wrap.
+_BAR_WIDTH = 36
 _PICTURE_WIDTH = 8
 
 
@@ -90,12 +92,11 @@ class Screen:
             TextColumn(" "),
             SpinnerColumn(),
             TextColumn("{task.description:<18}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=_BAR_WIDTH),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeRemainingColumn(),
             console=self._console,
             transient=True,
-            expand=True,
             disable=not self._is_live,
         )
         self._task = self._progress.add_task("starting", total=None)

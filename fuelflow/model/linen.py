@@ -45,6 +45,11 @@ class Linen:
     rngs: tuple[str, ...] = ("dropout",)
 
     def __post_init__(self) -> None:
+        if isinstance(self.module, type):
+            raise TypeError(
+                "`module` must be an instance, "
+                f"got the class {self.module.__name__} itself"
+            )
         if not callable(getattr(self.module, "apply", None)):
             raise TypeError(
                 "`module` must be a flax.linen.Module, "

@@ -110,8 +110,8 @@ class Engine:
         """A step over each of stacked batches, ``[num_steps, batch, ...]``.
 
         Returns:
-            The moving part after the last step, the outcomes ``[num_steps, num_words]``,
-            and what the last step created.
+            The moving part after the last step, the outcomes
+            ``[num_steps, num_words]``, and what the last step created.
         """
         # Inside one jit the step is traced once, for its shapes and for the scan.
         step = jax.jit(self.step, inline=True)
@@ -203,7 +203,7 @@ class Engine:
         norm: Scalar,
         is_finite: Array,
     ) -> Moving:
-        """What the optimizer makes of a harvest, or what was there if it is not finite."""
+        """What the optimizer makes of a harvest; what was there, if it is not finite."""
         trained, _ = self._split(moving.params)
 
         def apply() -> Moving:

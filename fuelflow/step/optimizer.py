@@ -52,8 +52,10 @@ class Optimizer:
 
     def own_rate(self, opt_state: PyTree) -> Scalar | None:
         """The rate that `optax.inject_hyperparams` keeps in the state, if it does."""
-        rates = optax.tree_utils.tree_get_all_with_path(opt_state, "learning_rate")
-        return jnp.asarray(rates[0][1], jnp.float32) if len(rates) == 1 else None
+        found = optax.tree_utils.tree_get_all_with_path(opt_state, "learning_rate")
+        # A scheduled rate has a state of the same name beside it.
+        rates = [value for _, value in found if isinstance(value, jax.Array)]
+        return rates[0].astype(jnp.float32) if len(rates) == 1 else None
 
 
 def resolve_optimizer(optimizer: Transformation | Factory) -> Optimizer:

@@ -145,7 +145,7 @@ class StepOutcome:
                     float(record["grad_norm"]),
                     names=names[:8],
                     num_names=len(names),
-                    num_skipped=int(record["num_skipped"]),
+                    num_skipped=int(self.realize()["num_skipped"].max()),
                 )
         return None
 

@@ -33,7 +33,7 @@ def require_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def groups_of_equal_shape(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    """Consecutive batches of one shape, ``size`` at a time, or one where they are fewer.
+    """Consecutive batches of one shape, ``size`` at a time, or singly where fewer.
 
     Example:
         >>> batches = [np.zeros(3)] * 5 + [np.zeros(2)]
