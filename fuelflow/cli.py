@@ -1,13 +1,14 @@
 """The ``fuelflow`` command. What is slow to import is imported where it is needed."""
 
 import argparse
+import contextlib
 import importlib.metadata
+import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import NoReturn
-
-_INTERRUPTED = 128 + 2
-"""As shells count: 128 and the number of the signal."""
 
 _DEMO = """\
 Train a small convolutional network on handwritten digits: 1,437 real images of
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What follows the command's name; by default that of this process.
 
     Returns:
-        The exit status: 0, or 1 if a package is missing, or 130 if interrupted.
+        The exit status: 0, or 1 if a package is missing.
 
     Raises:
         SystemExit: With status 2 for wrong arguments, with 0 after ``--help``.
@@ -50,11 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return 0
-    try:
-        return options.command(options)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return _INTERRUPTED
+    return options.command(options)
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -123,7 +120,7 @@ def _integer_from(least: int) -> Callable[[str], int]:
 def _demo(options: argparse.Namespace) -> int:
     from fuelflow.examples.screen import Screen
 
-    with Screen() as screen:
+    with _ended_by_interrupt(), Screen() as screen:
         screen.wait("loading")
         from fuelflow.examples import demo, digits
 
@@ -152,6 +149,29 @@ def _demo(options: argparse.Namespace) -> int:
             screen,
         )
     return 0
+
+
+@contextlib.contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Ctrl-C ends the process, and leaves the terminal as it was.
+
+    A KeyboardInterrupt would not do: raised in a callback of jax it is lost, and if
+    Python shuts down while jax compiles, it may crash.
+    """
+    previous = signal.signal(signal.SIGINT, _end_process)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _end_process(number: int, frame: FrameType | None) -> NoReturn:
+    del frame
+    if sys.stdout.isatty():
+        # What a live display leaves behind: its line, and no cursor.
+        os.write(sys.stdout.fileno(), b"\r\x1b[2K\x1b[?25h")
+    os.write(sys.stderr.fileno(), b"interrupted\n")
+    os._exit(128 + number)
 
 
 if __name__ == "__main__":

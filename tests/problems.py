@@ -140,7 +140,9 @@ def named(tree: Any) -> dict[str, np.ndarray]:
         jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
         for path, _ in paths
     ]
-    return {name: np.asarray(leaf) for name, (_, leaf) in zip(names, paths, strict=True)}
+    return {
+        name: np.asarray(leaf) for name, (_, leaf) in zip(names, paths, strict=True)
+    }
 
 
 def train(
@@ -156,10 +158,22 @@ def train(
 
 def assert_bitwise(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     assert set(actual) == set(expected)
-    for name in expected:
+    for name, value in expected.items():
         np.testing.assert_array_equal(
-            np.asarray(actual[name]), np.asarray(expected[name]), err_msg=name
+            np.asarray(actual[name]), np.asarray(value), err_msg=name
         )
+
+
+def host_copy(tree: Any) -> dict[str, np.ndarray]:
+    """Every leaf of a tree by its path, keys as their raw data."""
+
+    def copy(leaf: Any) -> np.ndarray:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        return np.array(leaf)
+
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path): copy(leaf) for path, leaf in paths}
 
 
 def forever(batch: Any) -> Iterator[Any]:

@@ -87,7 +87,7 @@ class Screen:
         is_unicode = self._console.encoding.startswith("utf")
         self._is_live = self._console.is_interactive and is_unicode
         self._num_held_out = 0
-        self._most_misread = 1
+        self._full_bar = 0
         self._progress = Progress(
             TextColumn(" "),
             SpinnerColumn(),
@@ -155,12 +155,13 @@ class Screen:
         self._print(*cells, " ", (self._bar(num_misread), "magenta"))
 
     def _bar(self, num_misread: int) -> str:
-        """A bar that is longest at the most misread so far, in eighths of a letter."""
-        self._most_misread = max(self._most_misread, num_misread)
+        """A bar in eighths of a letter. The first epoch's takes all the room."""
+        self._full_bar = self._full_bar or max(num_misread, 1)
         room = self._console.width - sum(_COLUMNS.values()) - 2 * len(_MARGIN)
         if not self._is_live or room < 1:
             return ""
-        eighths = 8 * min(room, _WIDEST_BAR) * num_misread // self._most_misread
+        part = min(num_misread / self._full_bar, 1)
+        eighths = round(8 * min(room, _WIDEST_BAR) * part)
         return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8]
 
     def conclude(self, misread: Sequence[Misread], compile_secs: float) -> None:
@@ -171,8 +172,8 @@ class Screen:
         self._print()
         self._print(
             (f"{accuracy:.2%}", "bold green"),
-            f" of the held-out digits read right, after {secs:.1f} s, "
-            f"{compile_secs:.1f} s of it compiling.",
+            " of the held-out digits read right. "
+            f"Took {secs:.1f} s, {compile_secs:.1f} s of it compiling.",
         )
         self._show_misread(misread)
         self._print()

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import optax
 
 from fuelflow._types import Schedule
-from fuelflow.step.rates import (
-    between,
+from fuelflow.step.checks import (
     checked_choice,
     checked_count,
     checked_positive,
     checked_rate,
-    elementwise,
 )
+from fuelflow.step.rates import between, elementwise
 
 
 def one_cycle(

@@ -174,13 +174,7 @@ class Engine:
     def _rate(self, step: Array, fixed: Fixed) -> Scalar:
         if self.rules.schedule is None:
             return fixed.lr * fixed.lr_scale
-        rate = jnp.asarray(self.rules.schedule(step), jnp.float32)
-        if rate.ndim:
-            raise ValueError(
-                "`schedule` must give one rate for a step, "
-                f"got shape {list(rate.shape)}"
-            )
-        return rate * fixed.lr_scale
+        return self.rules.schedule(step) * fixed.lr_scale
 
     def _reported_rate(self, rate: Scalar, opt_state: PyTree) -> dict[str, Scalar]:
         if not self.rules.optimizer.has_own_rate:
@@ -203,7 +197,7 @@ class Engine:
         norm: Scalar,
         is_finite: Array,
     ) -> Moving:
-        """What the optimizer makes of a harvest; what was there, if it is not finite."""
+        """What the optimizer makes of a harvest, or what was there before a bad one."""
         trained, _ = self._split(moving.params)
 
         def apply() -> Moving:

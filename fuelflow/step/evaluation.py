@@ -1,6 +1,7 @@
 """Evaluation: the weighted means of a data set, whatever its batches' sizes."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from fuelflow.step.outcome import Evaluation
 from fuelflow.step.packing import Layout, Packed
 from fuelflow.step.program import Executable
 from fuelflow.step.programs import Programs, still_part
+from fuelflow.step.spec import num_rows
 from fuelflow.step.stacking import require_batches
 from fuelflow.step.state import TrainState
 
@@ -49,40 +51,36 @@ def _fit(
     if executable is None:
         larger = _find_larger(programs, batch)
         if larger is not None:
-            executable, num_rows = larger
-            num_real = jax.tree.leaves(batch)[0].shape[0]
-            weight = np.zeros(num_rows, np.float32)
-            weight[:num_real] = 1
-            return executable, jax.tree.map(lambda x: _fill(x, num_rows), batch), weight
+            executable, size = larger
+            weight = (np.arange(size) < num_rows(batch)).astype(np.float32)
+            return executable, jax.tree.map(partial(_fill, size=size), batch), weight
         executable = programs.make_evaluate(state, batch)
-    return executable, batch, np.ones(jax.tree.leaves(batch)[0].shape[0], np.float32)
+    return executable, batch, np.ones(num_rows(batch), np.float32)
 
 
 def _find_larger(programs: Programs, batch: Batch) -> tuple[Executable, int] | None:
     """An executable for the same batch with more rows, if it can leave some out."""
-    shapes = _row_shapes(batch)
-    if shapes is None:
-        return None
-    num_rows = jax.tree.leaves(batch)[0].shape[0]
     for executable in programs.evaluate.executables:
         compiled_for = executable.traced.args_info[0][1]
-        size = jax.tree.leaves(compiled_for)[0].shape[0]
         is_maskable = executable.traced.out_info.layout.is_maskable
-        if is_maskable and size > num_rows and _row_shapes(compiled_for) == shapes:
+        size = num_rows(compiled_for)
+        if is_maskable and size > num_rows(batch) and _rows_agree(compiled_for, batch):
             return executable, size
     return None
 
 
-def _row_shapes(batch: Any) -> Any:
-    """What a batch's leaves look like by row, or None if they do not agree on rows."""
-    leaves, treedef = jax.tree.flatten(batch)
-    if len({jnp.shape(leaf)[:1] for leaf in leaves}) != 1 or not leaves[0].shape:
-        return None
-    dtypes = [jax.dtypes.canonicalize_dtype(leaf.dtype) for leaf in leaves]
-    return treedef, [leaf.shape[1:] for leaf in leaves], dtypes
+def _rows_agree(one: Batch, other: Batch) -> bool:
+    """Whether two batches differ in their number of rows alone."""
+
+    def rows(batch: Batch) -> Any:
+        leaves, treedef = jax.tree.flatten(batch)
+        dtypes = [jax.dtypes.canonicalize_dtype(leaf.dtype) for leaf in leaves]
+        return treedef, [leaf.shape[1:] for leaf in leaves], dtypes
+
+    return rows(one) == rows(other)
 
 
-def _fill(leaf: np.ndarray | jax.Array, num_rows: int) -> np.ndarray | jax.Array:
-    """A leaf with its last row repeated up to ``num_rows``."""
-    rows = np.minimum(np.arange(num_rows), leaf.shape[0] - 1)
+def _fill(leaf: np.ndarray | jax.Array, size: int) -> np.ndarray | jax.Array:
+    """A leaf with its last row repeated up to ``size`` rows."""
+    rows = np.minimum(np.arange(size), leaf.shape[0] - 1)
     return jnp.take(leaf, rows, axis=0) if isinstance(leaf, jax.Array) else leaf[rows]

@@ -96,9 +96,10 @@ class Host:
         programs = self._programs
         if programs is None:
             programs = self._bind(state)
+        arrays = programs.spec.arrange(arrays)
         if state.definition != programs.spec.definition:
             raise StateMismatchError([], [], [_OTHER_MODEL])
-        arrays = programs.placement.place(programs.spec.arrange(arrays))
+        arrays = programs.placement.place(arrays)
         if self.rules.needs_lr and math.isnan(float(arrays["lr"])):
             raise ValueError(
                 "the learning rate must be given before the first step: pass "

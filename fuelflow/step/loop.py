@@ -1,7 +1,7 @@
 """TrainingLoop: a model, a loss and an optimizer as one compiled step."""
 
 import dataclasses
-import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,6 +13,7 @@ import numpy as np
 from fuelflow._types import Batch, Grads, LossFunction, Schedule, Variables
 from fuelflow.devices.placement import SingleDevice, copied, device_of
 from fuelflow.model.nnx import write_into
+from fuelflow.step.checks import checked_choice, checked_count, checked_rate
 from fuelflow.step.engine import Moving
 from fuelflow.step.evaluation import evaluate_batches
 from fuelflow.step.host import Host
@@ -23,7 +24,7 @@ from fuelflow.step.packing import Packed
 from fuelflow.step.plan import StepPlan, make_plan
 from fuelflow.step.program import CompileLog, CompileRecord
 from fuelflow.step.programs import Programs, fixed_part, moving_part
-from fuelflow.step.rules import StepRules, is_number, require_count
+from fuelflow.step.rules import StepRules
 from fuelflow.step.schedules import as_schedule
 from fuelflow.step.spec import leaf_text
 from fuelflow.step.stacking import groups_of_equal_shape, require_batches, stack
@@ -69,7 +70,7 @@ class TrainingLoop:
             optimizer with a rate of its own.
 
     Example:
-        >>> import fuelflow as ff
+        >>> import fuelflow as ff, optax
         >>> def loss_fn(params, batch):
         ...     return (params["w"] * batch["x"] - batch["y"]) ** 2
         >>> loop = ff.TrainingLoop(loss_fn, optax.sgd, schedule=0.1)
@@ -97,14 +98,10 @@ class TrainingLoop:
     _host: Host = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.nonfinite not in ("raise", "skip", "propagate"):
-            raise ValueError(
-                '`nonfinite` must be "raise", "skip" or "propagate", '
-                f"got {self.nonfinite!r}"
-            )
-        require_count("max_in_flight", self.max_in_flight)
+        checked_choice("nonfinite", self.nonfinite, ("raise", "skip", "propagate"))
+        checked_count("max_in_flight", self.max_in_flight, least=1)
         if self.log_interval is not None:
-            require_count("log_interval", self.log_interval)
+            checked_count("log_interval", self.log_interval, least=1)
         trainable = self.trainable
         if not isinstance(trainable, str):
             trainable = tuple(trainable)  # an iterator would be used up by one model
@@ -220,7 +217,7 @@ class TrainingLoop:
             ValueError: If ``steps_per_call`` is below 1, or there is no batch; besides
                 everything that `step` raises.
         """
-        require_count("steps_per_call", steps_per_call)
+        checked_count("steps_per_call", steps_per_call, least=1)
         state, programs = self._ready_to_dispatch(state)
         outcomes: list[StepOutcome] = []
         for group in groups_of_equal_shape(require_batches(batches), steps_per_call):
@@ -363,7 +360,7 @@ class TrainingLoop:
             ValueError: If it is negative or not finite, or the optimizer keeps its own.
         """
         self._host.rules.require_given_rate("`set_lr`")
-        return _with_scalar(state, "lr", np.float32(_rate("lr", lr)))
+        return _with_scalar(state, "lr", np.float32(checked_rate("lr", lr)))
 
     def set_lr_scale(self, state: TrainState, scale: float) -> TrainState:
         """The state with another factor on the rate, scheduled or set; 1 at first.
@@ -378,7 +375,7 @@ class TrainingLoop:
             ValueError: If it is negative or not finite, or the optimizer keeps its own.
         """
         self._host.rules.require_given_rate("`set_lr_scale`")
-        return _with_scalar(state, "lr_scale", np.float32(_rate("scale", scale)))
+        return _with_scalar(state, "lr_scale", np.float32(checked_rate("scale", scale)))
 
     def set_global_step(self, state: TrainState, step: int) -> TrainState:
         """The state with another count of completed updates.
@@ -394,7 +391,7 @@ class TrainingLoop:
             TypeError: If it is no integer.
             ValueError: If it is negative.
         """
-        require_count("step", step, least=0)
+        step = checked_count("step", step, least=0)
         changed = _with_scalar(state, "step", np.int32(step))
         if changed.flight is not None:
             changed.flight.set_step(step)
@@ -406,14 +403,6 @@ def _with_scalar(state: TrainState, name: str, value: np.generic) -> TrainState:
     return evolve(state, **{name: placement.put(value)})
 
 
-def _rate(name: str, value: float) -> float:
-    if not (is_number(value) and 0 <= value < math.inf):
-        raise ValueError(
-            f"`{name}` must be a finite number of at least 0, got {value!r}"
-        )
-    return float(value)
-
-
 def _as_key(seed: int | jax.Array) -> jax.Array:
     if isinstance(seed, jax.Array):
         if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) and seed.ndim == 0:
@@ -422,9 +411,10 @@ def _as_key(seed: int | jax.Array) -> jax.Array:
             "`seed` must be an integer or one key from jax.random.key, "
             f"got an array {leaf_text(seed)}"
         )
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+    try:
+        return jax.random.key(operator.index(seed))
+    except TypeError as error:
         raise TypeError(
             "`seed` must be an integer or a key from jax.random.key, "
             f"got a {type(seed).__name__}"
-        )
-    return jax.random.key(seed)
+        ) from error

@@ -1,6 +1,5 @@
 """The optimizer: an optax transformation, or a factory that is given the rate."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -11,6 +10,7 @@ import optax
 
 from fuelflow._types import Grads, Params, PyTree, Scalar
 from fuelflow.model.names import select_names
+from fuelflow.step.checks import checked_rate
 
 Transformation = optax.GradientTransformation
 Factory = Callable[..., optax.GradientTransformation]
@@ -106,7 +106,7 @@ def rate_multipliers(
         trainable: Those that are trained.
 
     Raises:
-        TypeError: If ``groups`` is no mapping.
+        TypeError: If ``groups`` is no mapping, or a factor no number.
         ValueError: If a factor is negative or not finite, a pattern selects no trained
             parameter, or two patterns select the same one.
     """
@@ -120,10 +120,7 @@ def rate_multipliers(
     factors: dict[str, float] = {}
     owner: dict[str, str] = {}
     for pattern, factor in groups.items():
-        if not (math.isfinite(factor) and factor >= 0):
-            raise ValueError(
-                f"`lr_groups` factor of `{pattern}` must be at least 0, got {factor}"
-            )
+        checked = checked_rate(f"lr_groups[{pattern!r}]", factor)
         selected = select_names(pattern, names, "lr_groups")
         if not selected & trainable:
             raise ValueError(
@@ -136,7 +133,7 @@ def rate_multipliers(
                     f"`{owner[name]}` and `{pattern}`"
                 )
             owner[name] = pattern
-            factors[name] = float(factor)
+            factors[name] = checked
     return factors
 
 

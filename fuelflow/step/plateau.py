@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal, SupportsFloat
 
-from fuelflow.step.rates import (
+from fuelflow.step.checks import (
     checked_choice,
     checked_count,
     checked_number,

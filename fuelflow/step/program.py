@@ -110,6 +110,7 @@ class Program:
         function: A pure function.
         log: Where compilations are accounted for.
         fixed_table: Names, shapes and dtypes of the other arguments.
+        check_batch: Refuses batches that no executable should be made for.
         donate: Whether its first argument's buffers are taken over.
     """
 
@@ -118,11 +119,13 @@ class Program:
         name: str,
         function: Callable[..., Any],
         log: CompileLog,
-        fixed_table: Table,
         *,
+        fixed_table: Table,
+        check_batch: Callable[[Batch], None],
         donate: bool = False,
     ) -> None:
         self.name = name
+        self._check_batch = check_batch
         self._jitted = jax.jit(function, donate_argnums=(0,) if donate else ())
         self._log = log
         self._fixed_table = fixed_table
@@ -137,16 +140,22 @@ class Program:
         return list(self._by_text.values())
 
     def find(self, batch: Batch, *, num_steps: int | None = None) -> Executable | None:
-        """The executable for a batch's signature, if there is one."""
+        """The executable for a batch's signature, if there is one.
+
+        Raises:
+            TypeError: If a new signature has leaves that are no numeric arrays.
+            ValueError: If its leaves have the wrong shapes.
+        """
         leaves, treedef = jax.tree.flatten(batch)
         try:
             signature = (treedef, num_steps, *[(x.shape, x.dtype) for x in leaves])
-        except AttributeError:  # a leaf that is no array, which making one will refuse
-            return None
-        if signature == self._last_signature:
+        except AttributeError:  # a leaf that is no array, which the check refuses
+            signature = None
+        if signature == self._last_signature and signature is not None:
             return self._last
         executable = self._executables.get(signature)
         if executable is None:
+            self._check_batch(batch)
             # NumPy's float64 and float32 are one to JAX, unless 64 bits are enabled.
             executable = self._by_text.get(_text_signature(batch, num_steps))
             if executable is None:

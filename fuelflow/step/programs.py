@@ -1,7 +1,7 @@
 """The programs of one loop for one model, and the states they take."""
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import jax
 
@@ -9,7 +9,7 @@ from fuelflow._types import Batch, PyTree
 from fuelflow.devices.placement import SingleDevice
 from fuelflow.step.engine import Engine, Fixed, Moving, Still
 from fuelflow.step.program import CompileLog, Executable, Program
-from fuelflow.step.spec import StateSpec, inspect_batch
+from fuelflow.step.spec import StateSpec, check_batch, num_rows
 from fuelflow.step.state import TrainState
 
 _INT32 = jax.ShapeDtypeStruct((), "int32")
@@ -32,24 +32,21 @@ class Programs:
         self.spec = spec
         self.placement = placement
 
-        def program(name: str, function: Any, *, donate: bool = False) -> Program:
-            return Program(name, function, log, spec.table, donate=donate)
-
-        self.step = program("step", engine.step, donate=True)
-        self.run = program("run", engine.run, donate=True)
-        self.grads = program("grads", engine.grads)
-        self.evaluate = program("evaluate", engine.evaluate)
+        program = partial(Program, log=log, fixed_table=spec.table)
+        check = partial(check_batch, num_microbatches=engine.rules.accumulate_steps)
+        self.step = program("step", engine.step, check_batch=check, donate=True)
+        self.run = program("run", engine.run, check_batch=check, donate=True)
+        self.grads = program("grads", engine.grads, check_batch=check)
+        self.evaluate = program("evaluate", engine.evaluate, check_batch=check_batch)
 
     def make_step(
         self, program: Program, state: TrainState, batch: Batch
     ) -> Executable:
         """A new executable of ``step`` or ``grads``."""
-        inspect_batch(batch, self.engine.rules.accumulate_steps)
         return program.make((moving_part(state), fixed_part(state), batch), batch)
 
     def make_run(self, state: TrainState, batch: Batch, num_steps: int) -> Executable:
         """A new executable of ``run`` for ``num_steps`` batches like the one given."""
-        inspect_batch(batch, self.engine.rules.accumulate_steps)
         stacked = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(
                 (num_steps, *x.shape), jax.dtypes.canonicalize_dtype(x.dtype)
@@ -61,7 +58,7 @@ class Programs:
 
     def make_evaluate(self, state: TrainState, batch: Batch) -> Executable:
         """A new executable of ``evaluate``."""
-        rows = jax.ShapeDtypeStruct((inspect_batch(batch),), "float32")
+        rows = jax.ShapeDtypeStruct((num_rows(batch),), "float32")
         arguments = (still_part(state), batch, rows, _INT32)
         return self.evaluate.make(arguments, batch)
 

@@ -1,11 +1,10 @@
 """The rules of a step: a loop's arguments, checked and resolved."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fuelflow._types import Schedule
+from fuelflow.step.checks import checked_count, checked_positive
 from fuelflow.step.loss import Loss
 from fuelflow.step.optimizer import Optimizer
 
@@ -27,6 +26,7 @@ class StepRules:
         keeps_bad_updates: Whether an update that is not finite is applied all the same.
 
     Raises:
+        TypeError: If a limit is no number, or a count no integer.
         ValueError: If a limit is not positive, a count is below 1, or there is a
             schedule for an optimizer with a rate of its own.
     """
@@ -46,10 +46,9 @@ class StepRules:
         if self.schedule is not None:
             self.require_given_rate("a `schedule`")
         for name in ("max_grad_norm", "max_grad_value"):
-            limit = getattr(self, name)
-            if limit is not None and not (is_number(limit) and limit > 0):
-                raise ValueError(f"`{name}` must be a positive number, got {limit!r}")
-        require_count("accumulate_steps", self.accumulate_steps)
+            if getattr(self, name) is not None:
+                checked_positive(name, getattr(self, name))
+        checked_count("accumulate_steps", self.accumulate_steps, least=1)
 
     @property
     def needs_lr(self) -> bool:
@@ -69,25 +68,3 @@ class StepRules:
                 "place of `optax.adamw(1e-3)`, or `functools.partial(optax.adamw, "
                 "weight_decay=0.01)` for further arguments"
             )
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a real number, and no NaN."""
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and not math.isnan(value)
-    )
-
-
-def require_count(name: str, value: Any, least: int = 1) -> None:
-    """Refuses what is no integer of at least ``least``.
-
-    Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is too small.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"`{name}` must be an integer, got a {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"`{name}` must be at least {least}, got {value}")

@@ -21,15 +21,10 @@ import jax.numpy as jnp
 import optax
 
 from fuelflow._types import Schedule
+from fuelflow.step.checks import checked_count, checked_positive, checked_rate
 from fuelflow.step.cycles import cyclic, one_cycle
 from fuelflow.step.plateau import Plateau
-from fuelflow.step.rates import (
-    between,
-    checked_count,
-    checked_positive,
-    checked_rate,
-    elementwise,
-)
+from fuelflow.step.rates import between, elementwise
 
 __all__ = [
     "Plateau",

@@ -136,11 +136,13 @@ def nearest_changes(known: Iterable[Table], new: Table) -> list[str]:
     return min((changes_between(old, new) for old in reversed(list(known))), key=len)
 
 
-def inspect_batch(batch: Batch, num_microbatches: int = 1) -> int:
-    """Checks a batch before a program is made for it.
+def num_rows(batch: Batch) -> int:
+    """The rows of a batch that has been checked."""
+    return jax.tree.leaves(batch)[0].shape[0]
 
-    Returns:
-        Its number of rows.
+
+def check_batch(batch: Batch, num_microbatches: int = 1) -> None:
+    """Refuses a batch that no program should be made for.
 
     Raises:
         TypeError: If a leaf is no numeric array.
@@ -157,20 +159,19 @@ def inspect_batch(batch: Batch, num_microbatches: int = 1) -> int:
         if not leaf.shape:
             raise ValueError(f"`{name}` must have a leading batch axis, got a scalar")
         sizes[name] = leaf.shape[0]
-    num_rows = next(iter(sizes.values()))
-    if any(size != num_rows for size in sizes.values()):
+    rows = next(iter(sizes.values()))
+    if any(size != rows for size in sizes.values()):
         listed = ", ".join(f"`{name}` has {size}" for name, size in sizes.items())
         raise ValueError(f"a batch's leaves must agree on their leading axis: {listed}")
-    if num_rows == 0:
+    if rows == 0:
         raise ValueError(
             f"`batch` must have at least one row, got {leaf_text(paths[0][1])}"
         )
-    if num_rows % num_microbatches:
+    if rows % num_microbatches:
         raise ValueError(
             f"`accumulate_steps` must divide the batch, got {num_microbatches} "
-            f"microbatches for {num_rows} rows"
+            f"microbatches for {rows} rows"
         )
-    return num_rows
 
 
 def _require_array(name: str, leaf: Any) -> None:

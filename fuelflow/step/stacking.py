@@ -1,13 +1,13 @@
 """Batches gathered into stacks that one dispatch can run through."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fuelflow._types import Batch
-from fuelflow.step.spec import leaf_text
 
 
 def require_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -44,7 +44,7 @@ def groups_of_equal_shape(batches: Iterable[Batch], size: int) -> Iterator[list[
     shape = None
     for batch in batches:
         leaves, treedef = jax.tree.flatten(batch)
-        current = (treedef, *[leaf_text(leaf) for leaf in leaves])
+        current = (treedef, *[_shape_of(leaf) for leaf in leaves])
         if current != shape:
             yield from ([single] for single in group)
             group = []
@@ -54,6 +54,11 @@ def groups_of_equal_shape(batches: Iterable[Batch], size: int) -> Iterator[list[
             yield group
             group = []
     yield from ([single] for single in group)
+
+
+def _shape_of(leaf: Any) -> tuple[Any, Any]:
+    # A leaf that is no array is refused where its batch is dispatched.
+    return getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
 
 
 def stack(batches: list[Batch]) -> Batch:

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import fuelflow as ff
 from fuelflow.devices.placement import SingleDevice, device_of
@@ -94,7 +94,7 @@ def test_only_copies_are_apart_from_arrays_that_were_already_there(copy):
 
 
 def test_a_sharded_model_is_refused_by_name():
-    mesh = jax.make_mesh((8,), ("data",))
+    mesh = Mesh(np.array(jax.devices()), ("data",))
     w = jax.device_put(jnp.ones(16), NamedSharding(mesh, PartitionSpec("data")))
 
     with pytest.raises(ValueError, match=r"w` is sharded over 8: gather it with jax\."):

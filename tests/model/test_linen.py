@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -32,8 +32,8 @@ def make_model(module, **options):
 def train(model, num_steps=3, loss=loss_fn, seed=0):
     loop = ff.TrainingLoop(loss, optax.sgd, schedule=0.1, strict_compile=True)
     state = loop.init(model, seed=seed)
-    outcome = None
-    for _ in range(num_steps):
+    state, outcome = loop.step(state, BATCH)
+    for _ in range(num_steps - 1):
         state, outcome = loop.step(state, BATCH)
     return loop, state, outcome
 
@@ -41,16 +41,17 @@ def train(model, num_steps=3, loss=loss_fn, seed=0):
 def train_by_hand(module, variables, num_steps=3):
     """A plain loop over all collections, by linen's own means."""
     names = [name for name in variables if name != "params"]
+
+    def objective(params, rest):
+        output, changed = module.apply(
+            {"params": params, **rest}, BATCH["x"], mutable=names
+        )
+        return squared_error(output, BATCH).mean(), changed
+
+    find_grads = jax.jit(jax.grad(objective, has_aux=True))
     for _ in range(num_steps):
         params, rest = variables["params"], {name: variables[name] for name in names}
-
-        def objective(params, rest=rest):
-            output, changed = module.apply(
-                {"params": params, **rest}, BATCH["x"], mutable=names
-            )
-            return squared_error(output, BATCH).mean(), changed
-
-        grads, changed = jax.grad(objective, has_aux=True)(params)
+        grads, changed = find_grads(params, rest)
         params = jax.tree.map(lambda param, grad: param - 0.1 * grad, params, grads)
         variables = {"params": params, **changed}
     return variables
@@ -128,9 +129,11 @@ class Accumulating(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.Dense(2)(x)
-        self.sow(
-            "totals", "mean", x.mean(), init_fn=lambda: 0.0, reduce_fn=lambda a, b: a + b
-        )
+
+        def add(total: Any, new: Any) -> Any:
+            return total + new
+
+        self.sow("totals", "mean", x.mean(), init_fn=lambda: 0.0, reduce_fn=add)
         return x
 
 
@@ -158,8 +161,19 @@ def test_parameters_and_all_collections_train_as_in_a_loop_by_hand(module, names
     assert_close(
         dict(trained.variables), dict(train_by_hand(module, dict(model.variables)))
     )
-    output = trained(BATCH["x"], mutable=[n for n in model.variables if n != "params"])
-    assert output[0].shape == (8, 2)
+
+
+def test_a_trained_model_is_called_without_its_variables():
+    loop, state, _ = train(make_model(nn.Dense(2)))
+
+    output = loop.model(state)(BATCH["x"])
+
+    np.testing.assert_allclose(
+        output,
+        BATCH["x"] @ state.params["kernel"] + state.params["bias"],
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_boxes_and_frozen_dicts_come_back_around_the_trained_numbers():
@@ -219,19 +233,22 @@ def test_every_call_of_every_step_draws_afresh_from_every_stream(rngs):
 
     def draws(seed):
         state = loop.init(model, seed=seed)
-        found = {"dropped": [], "noise": []}
+        found, given = {"dropped": [], "noise": []}, []
         for _ in range(2):
             state, outcome = loop.step(state, BATCH)
+            given.append(outcome.metrics["given"])
             for stream, values in found.items():
-                values += [outcome.metrics[f"{n}_{stream}"] for n in ("first", "second")]
-        return found, outcome.metrics["given"]
+                values += [
+                    outcome.metrics[f"{n}_{stream}"] for n in ("first", "second")
+                ]
+        return found, given
 
     (first, given), (other_seed, _), (again, _) = draws(0), draws(1), draws(0)
 
     assert len({*first["dropped"], *other_seed["dropped"]}) == 8
     assert len({*first["noise"], *other_seed["noise"]}) == 8
     assert first == again
-    assert given == 0  # keys given by the caller are used as they are
+    assert given == [0, 0]  # keys given by the caller are used as they are
 
 
 def test_two_streams_do_not_share_their_keys():
@@ -240,7 +257,10 @@ def test_two_streams_do_not_share_their_keys():
         def __call__(self, x):
             self.param("w", nn.initializers.ones, (1,))
             return jnp.stack(
-                [jax.random.normal(self.make_rng(n), (2,)) for n in ("dropout", "noise")]
+                [
+                    jax.random.normal(self.make_rng(n), (2,))
+                    for n in ("dropout", "noise")
+                ]
             )
 
     keys = KEYS | {"noise": jax.random.key(2)}
@@ -272,16 +292,19 @@ def test_sown_values_start_each_step_empty_and_count_in_the_loss():
     model = make_model(module, mutable=("intermediates",))
     assert len(model.variables["losses"]["square"]) == 1
 
-    def objective(params):
-        output = module.apply({"params": params}, BATCH["x"])
-        return squared_error(output, BATCH).mean() + (output**2).mean()  # pyright: ignore
+    def apply(params):
+        return cast(jax.Array, module.apply({"params": params}, BATCH["x"]))
 
-    params = model.variables["params"]
+    def objective(params):
+        output = apply(params)
+        return squared_error(output, BATCH).mean() + (output**2).mean()
+
+    params = last = model.variables["params"]
     for _ in range(2):
         last = params
         grads = jax.grad(objective)(params)
         params = jax.tree.map(lambda param, grad: param - 0.1 * grad, params, grads)
-    hidden = module.apply({"params": last}, BATCH["x"])
+    hidden = apply(last)
     loop, state, _ = train(model, 2, with_sown_losses)
 
     assert set(state.sown) == {"intermediates.hidden.0", "losses.square.0"}
@@ -409,7 +432,10 @@ def _grow(value):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_grow, r"shape and dtype of `memory.last`, but turned float32\[2\] into .*\[4\]"),
+        (
+            _grow,
+            r"shape and dtype of `memory.last`, but turned float32\[2\] into .*\[4\]",
+        ),
         (lambda value: value.astype(jnp.int32), r"`memory.last`, .* into int32\[2\]"),
     ],
 )
@@ -438,7 +464,7 @@ VARIABLES = {"params": {"bias": jnp.zeros(2), "kernel": jnp.ones((3, 2))}}
             "must have a collection `params`, got `bias`, `kernel`: pass all that",
         ),
         (
-            lambda: ff.Linen(nn.Dense(2), [VARIABLES]),  # pyright: ignore
+            lambda: ff.Linen(nn.Dense(2), cast(Any, [VARIABLES])),
             TypeError,
             "must be the mapping that module.init returned, got a list",
         ),
@@ -448,12 +474,12 @@ VARIABLES = {"params": {"bias": jnp.zeros(2), "kernel": jnp.ones((3, 2))}}
             "`module` must be a flax.linen.Module, got a dict",
         ),
         (
-            lambda: ff.Linen(nn.Dense(2), VARIABLES, mutable="losses"),  # pyright: ignore
+            lambda: ff.Linen(nn.Dense(2), VARIABLES, mutable=cast(Any, "losses")),
             TypeError,
             "`mutable` must be a tuple of names, got the string 'losses'",
         ),
         (
-            lambda: ff.Linen(nn.Dense(2), VARIABLES, rngs="dropout"),  # pyright: ignore
+            lambda: ff.Linen(nn.Dense(2), VARIABLES, rngs=cast(Any, "dropout")),
             TypeError,
             "`rngs` must be a tuple of names, got the string 'dropout'",
         ),
@@ -473,12 +499,16 @@ def test_mutable_in_a_call_is_refused_with_the_place_where_it_belongs():
     def loss_fn(model, batch):
         return model(batch["x"], mutable=["intermediates"])[0].sum(-1)
 
-    with pytest.raises(TypeError, match=r"given once, as ff\.Linen\(.*mutable=\.\.\.\)"):
+    with pytest.raises(
+        TypeError, match=r"given once, as ff\.Linen\(.*mutable=\.\.\.\)"
+    ):
         train(make_model(nn.Dense(2)), loss=loss_fn)
 
 
 def test_a_text_among_the_variables_is_refused_by_name():
     variables = {**VARIABLES, "notes": {"author": "text"}}
 
-    with pytest.raises(TypeError, match=r"`notes\.author` must be an array or a number"):
+    with pytest.raises(
+        TypeError, match=r"`notes\.author` must be an array or a number"
+    ):
         train(ff.Linen(nn.Dense(2), variables))

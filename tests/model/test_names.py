@@ -51,14 +51,14 @@ def test_a_pattern_that_selects_nothing_is_refused_with_close_names(pattern, mes
 def test_of_many_names_only_the_first_are_shown():
     names = [f"a{number}" for number in range(20)]
 
-    with pytest.raises(ValueError, match="`a0`, .*`a7` and 12 more"):
+    with pytest.raises(ValueError, match=r"`a0`, .*`a7` and 12 more"):
         select_names("zzzzzz", names, "trainable")
 
 
 def test_patterns_must_be_strings_and_there_must_be_one():
     with pytest.raises(ValueError, match="`trainable` must hold at least one pattern"):
         select_names([], NAMES, "trainable")
-    with pytest.raises(TypeError, match="`trainable` must hold patterns .* got a int"):
+    with pytest.raises(TypeError, match=r"`trainable` must hold patterns .* got a int"):
         select_names(["head", 3], NAMES, "trainable")  # pyright: ignore[reportArgumentType]
 
 
@@ -73,7 +73,9 @@ def test_a_frozen_subtree_has_no_gradient_and_a_wrong_name_is_refused_at_init():
     grads = loop.grads(loop.init(model), batch)
 
     assert list(grads) == ["head"]
-    with pytest.raises(ValueError, match="`encoder.O` selects .* names are `encoder.0`"):
+    with pytest.raises(
+        ValueError, match=r"`encoder\.O` selects .* names are `encoder.0`"
+    ):
         loop.replace(trainable="encoder.O").init(model)
 
 

@@ -27,7 +27,7 @@ def _counted(kind: Kind, **options: Any) -> tuple[ff.TrainingLoop, list[int]]:
 
 
 def _restored(state: ff.TrainState) -> ff.TrainState:
-    """The state as a file gives it back: fresh host arrays, no marks of this process."""
+    """The state as a file gives it back: host arrays, no marks of this process."""
 
     def reread(leaf: jax.Array) -> Any:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -110,7 +110,9 @@ def test_strict_compile_refuses_a_second_compilation_and_keeps_the_state():
     state = loop.init(KINDS[0].make())
     state, _ = loop.step(state, make_batches(1)[0])
 
-    with pytest.raises(ff.RecompileError, match=r'batch\["x"\]: f32\[32,12\]') as caught:
+    with pytest.raises(
+        ff.RecompileError, match=r'batch\["x"\]: f32\[32,12\]'
+    ) as caught:
         loop.step(state, make_batches(1, 17)[0])
     assert caught.value.program == "step"
     assert traces[0] == 1

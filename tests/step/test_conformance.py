@@ -16,11 +16,11 @@ EXACT: dict[str, Callable[[Any], optax.GradientTransformation]] = {
     "sgd": lambda lr: optax.sgd(lr, momentum=0.9),
     "adam": optax.adam,
     "adamw": optax.adamw,
-    "lion": lambda lr: optax.lion(lr),
+    "lion": optax.lion,
 }
 ROUNDED: dict[str, Callable[[Any], optax.GradientTransformation]] = {
-    "adafactor": lambda lr: optax.adafactor(lr),
-    "rmsprop": lambda lr: optax.rmsprop(lr),
+    "adafactor": optax.adafactor,
+    "rmsprop": optax.rmsprop,
 }
 
 

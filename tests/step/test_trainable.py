@@ -36,7 +36,10 @@ def test_frozen_parameters_have_no_gradient_and_no_optimizer_memory():
     loop = _loop(KINDS[0], trainable="second")
     state = loop.init(KINDS[0].make())
 
-    assert set(loop.grads(state, make_batches(1)[0])) == {"second.bias", "second.kernel"}
+    assert set(loop.grads(state, make_batches(1)[0])) == {
+        "second.bias",
+        "second.kernel",
+    }
     names = [
         jax.tree_util.keystr(path)
         for path, _ in jax.tree_util.tree_flatten_with_path(state.opt_state)[0]
@@ -127,8 +130,14 @@ def test_rate_groups_equal_optax_with_a_rate_for_each():
         ({"trainable": []}, "`trainable` must hold at least one pattern"),
         ({"trainable": ["first", "!*"]}, "`trainable` must leave at least one"),
         ({"lr_groups": {"third": 1.0}}, "`lr_groups` pattern `third` selects no"),
-        ({"lr_groups": {"first": -1.0}}, "factor of `first` must be at least 0, got -1"),
-        ({"lr_groups": {"first": float("nan")}}, "must be at least 0, got nan"),
+        (
+            {"lr_groups": {"first": -1.0}},
+            "first.* must be finite and at least 0, got -1",
+        ),
+        (
+            {"lr_groups": {"first": float("nan")}},
+            "must be finite and at least 0, got nan",
+        ),
         (
             {"trainable": "second", "lr_groups": {"first": 0.5}},
             "`lr_groups` pattern `first` selects only frozen parameters",
