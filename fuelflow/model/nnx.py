@@ -115,7 +115,7 @@ class BoundNNX:
                     f"{type(self.model).__name__}, which a compiled step would lose: "
                     "put it there before training"
                 )
-        if graphdef != self.definition.graphdef:
+        if _structure(graphdef) != _structure(self.definition.graphdef):
             raise ValueError(
                 "the forward pass changed a static attribute or the structure of the "
                 f"{type(self.model).__name__}, which a compiled step would lose: hold "
@@ -191,6 +191,16 @@ def write_into(module: Any, params: Params, variables: Variables) -> None:
 
 def _shape_text(name: str, leaves: Mapping[str, Any]) -> str:
     return str(list(np.shape(leaves[name]))) if name in leaves else "absent"
+
+
+def _structure(graphdef: Any) -> Any:
+    """What two graphs that hold the same have in common.
+
+    Flax 0.12.1 keeps the names of popped variables in ``_pytree__nodes``, which tells
+    data from static attributes; each attribute's own kind says so as well.
+    """
+    attributes = [pair for pair in graphdef.attributes if pair[0] != "_pytree__nodes"]
+    return graphdef.nodes, attributes
 
 
 def _variable_path(path: KeyPath) -> str:
