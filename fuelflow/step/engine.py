@@ -11,6 +11,7 @@ import optax
 
 from fuelflow._types import Array, Batch, Grads, Params, PyTree, Scalar, Variables
 from fuelflow.model.definition import Definition
+from fuelflow.model.names import named_leaves
 from fuelflow.step.clipping import (
     clip_by_global_norm,
     clip_by_value,
@@ -22,6 +23,7 @@ from fuelflow.step.optimizer import scale_updates
 from fuelflow.step.outcome import METRIC, WEIGHT
 from fuelflow.step.packing import Packed, flag_words, pack
 from fuelflow.step.rules import StepRules
+from fuelflow.step.spec import changes_between, leaf_text
 from fuelflow.step.weighted import Mean
 
 
@@ -217,6 +219,7 @@ class Engine:
             num_skipped = moving.num_skipped + 1
             return moving._replace(params=trained, num_skipped=num_skipped)
 
+        _require_same(keep(), jax.eval_shape(apply))
         if self.rules.keeps_bad_updates:
             after = apply()
         elif self.can_branch:
@@ -224,6 +227,24 @@ class Engine:
         else:
             after = jax.tree.map(partial(jnp.where, is_finite), apply(), keep())
         return after._replace(params={**moving.params, **after.params})
+
+
+def _require_same(before: Moving, after: Moving) -> None:
+    """Refuses an optimizer that changes the shape or dtype of what it keeps.
+
+    Raises:
+        TypeError: With the names, old → new.
+    """
+    old, new = (
+        {name: leaf_text(leaf) for name, leaf in named_leaves(moving).items()}
+        for moving in (before._asdict(), after._asdict())
+    )
+    changes = changes_between(old, new)
+    if changes:
+        raise TypeError(
+            "the optimizer must keep the shapes and dtypes of its state, but a step "
+            "would change " + "; ".join(changes)
+        )
 
 
 def _or_nan(mean: Mean) -> Scalar:

@@ -11,7 +11,6 @@ import numpy as np
 from fuelflow._types import Array, Batch
 from fuelflow.step.outcome import Evaluation
 from fuelflow.step.packing import Layout, Packed
-from fuelflow.step.program import Executable
 from fuelflow.step.programs import Programs, still_part
 from fuelflow.step.spec import num_rows
 from fuelflow.step.stacking import require_batches
@@ -31,9 +30,9 @@ def evaluate_batches(
     records: list[Array] = []
     layout: Layout | None = None
     for index, batch in enumerate(require_batches(batches)):
-        executable, padded, row_weight = _fit(programs, state, batch)
-        packed: Packed = executable.call(
-            still_part(state), padded, row_weight, np.int32(index)
+        filled, row_weight = _fill_up(programs, batch)
+        packed: Packed = programs.evaluate(
+            filled, still_part(state), filled, row_weight, np.int32(index)
         )
         layout = layout or packed.layout
         records.append(packed.words)
@@ -43,29 +42,24 @@ def evaluate_batches(
     return Evaluation(records, layout, state.flight)
 
 
-def _fit(
-    programs: Programs, state: TrainState, batch: Batch
-) -> tuple[Executable, Batch, np.ndarray]:
-    """An executable for a batch, the batch at its size, and the rows' weights."""
-    executable = programs.evaluate.find(batch)
-    if executable is None:
-        larger = _find_larger(programs, batch)
-        if larger is not None:
-            executable, size = larger
+def _fill_up(programs: Programs, batch: Batch) -> tuple[Batch, np.ndarray]:
+    """A batch at the size of a program there is, if one will do, and row weights."""
+    if programs.evaluate.find(batch) is None:
+        size = _find_larger(programs, batch)
+        if size is not None:
             weight = (np.arange(size) < num_rows(batch)).astype(np.float32)
-            return executable, jax.tree.map(partial(_fill, size=size), batch), weight
-        executable = programs.make_evaluate(state, batch)
-    return executable, batch, np.ones(num_rows(batch), np.float32)
+            return jax.tree.map(partial(_fill, size=size), batch), weight
+    return batch, np.ones(num_rows(batch), np.float32)
 
 
-def _find_larger(programs: Programs, batch: Batch) -> tuple[Executable, int] | None:
-    """An executable for the same batch with more rows, if it can leave some out."""
+def _find_larger(programs: Programs, batch: Batch) -> int | None:
+    """The size of a program for the same rows and more of them, that can mask some."""
     for executable in programs.evaluate.executables:
         compiled_for = executable.traced.args_info[0][1]
         is_maskable = executable.traced.out_info.layout.is_maskable
         size = num_rows(compiled_for)
         if is_maskable and size > num_rows(batch) and _rows_agree(compiled_for, batch):
-            return executable, size
+            return size
     return None
 
 

@@ -186,11 +186,8 @@ class TrainingLoop:
     def _dispatch_step(
         self, programs: Programs, state: TrainState, batch: Batch
     ) -> tuple[TrainState, StepOutcome]:
-        executable = programs.step.find(batch)
-        if executable is None:
-            executable = programs.make_step(programs.step, state, batch)
-        moving, packed, sown = executable.call(
-            moving_part(state), fixed_part(state), batch
+        moving, packed, sown = programs.step(
+            batch, moving_part(state), fixed_part(state), batch
         )
         return self._advance(state, moving, packed, sown)
 
@@ -234,12 +231,8 @@ class TrainingLoop:
     def _dispatch_run(
         self, programs: Programs, state: TrainState, group: list[Batch]
     ) -> tuple[TrainState, StepOutcome]:
-        executable = programs.run.find(group[0], num_steps=len(group))
-        if executable is None:
-            executable = programs.make_run(state, group[0], len(group))
-        moving, packed, sown = executable.call(
-            moving_part(state), fixed_part(state), stack(group)
-        )
+        arguments = (moving_part(state), fixed_part(state), stack(group))
+        moving, packed, sown = programs.run(group[0], *arguments, num_steps=len(group))
         return self._advance(state, moving, packed, sown, num_steps=len(group))
 
     def _advance(
@@ -281,10 +274,7 @@ class TrainingLoop:
             Exception: Everything that `step` raises about its arguments.
         """
         state, programs = self._host.ready(state)
-        executable = programs.grads.find(batch)
-        if executable is None:
-            executable = programs.make_step(programs.grads, state, batch)
-        return executable.call(moving_part(state), fixed_part(state), batch)
+        return programs.grads(batch, moving_part(state), fixed_part(state), batch)
 
     def evaluate(self, state: TrainState, batches: Iterable[Batch]) -> Evaluation:
         """The weighted means of the loss and metrics over all examples of a data set.
@@ -317,9 +307,9 @@ class TrainingLoop:
             Exception: Everything that `step` raises about its arguments.
         """
         state, programs = self._host.ready(state)
-        executable = programs.step.find(batch)
-        if executable is None:
-            executable = programs.make_step(programs.step, state, batch)
+        executable = programs.step.executable(
+            batch, moving_part(state), fixed_part(state), batch
+        )
         engine = programs.engine
         params = {name: state.params[name] for name in engine.definition.param_names}
         return make_plan(

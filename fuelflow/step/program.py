@@ -103,7 +103,7 @@ class Program:
     """A function compiled ahead of time for each signature of its batch.
 
     All its other arguments must always look the same, which the loop sees to when it
-    admits a state, so a step looks at the batch alone.
+    admits a state, so a call looks at the batch alone.
 
     Args:
         name: How records call it.
@@ -125,10 +125,11 @@ class Program:
         donate: bool = False,
     ) -> None:
         self.name = name
-        self._check_batch = check_batch
+        self._function = function
         self._jitted = jax.jit(function, donate_argnums=(0,) if donate else ())
         self._log = log
         self._fixed_table = fixed_table
+        self._check_batch = check_batch
         self._executables: dict[Hashable, Executable] = {}
         self._by_text: dict[Hashable, Executable] = {}
         self._last_signature: Hashable = None
@@ -139,13 +140,41 @@ class Program:
         """All that were made, in order."""
         return list(self._by_text.values())
 
-    def find(self, batch: Batch, *, num_steps: int | None = None) -> Executable | None:
-        """The executable for a batch's signature, if there is one.
+    def __call__(
+        self, batch: Batch, *arguments: Any, num_steps: int | None = None
+    ) -> Any:
+        """What the function returns for the arguments, dispatched and not waited for.
+
+        Args:
+            batch: The batch, by whose signature the executable is found.
+            *arguments: All arguments of the function.
+            num_steps: Part of the signature, for a function of stacked batches.
 
         Raises:
-            TypeError: If a new signature has leaves that are no numeric arrays.
-            ValueError: If its leaves have the wrong shapes.
+            RecompileError: If a second compilation were needed, in strict mode.
+            TypeError: If the batch has leaves that are no numeric arrays.
+            ValueError: If its leaves have the wrong shapes, or are on another device.
         """
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+            self._check_batch(batch)
+            return self._function(*arguments)
+        try:
+            executable = self.executable(batch, *arguments, num_steps=num_steps)
+            return executable.call(*arguments)
+        except ValueError:
+            # Where an array is, is no part of the signature, being costly to look at.
+            self._check_batch(batch)
+            raise
+
+    def executable(
+        self, batch: Batch, *arguments: Any, num_steps: int | None = None
+    ) -> Executable:
+        """The executable for a batch's signature, made if there is none."""
+        found = self.find(batch, num_steps=num_steps)
+        return found or self._make(batch, arguments, num_steps)
+
+    def find(self, batch: Batch, *, num_steps: int | None = None) -> Executable | None:
+        """The executable for a batch's signature, if there is one."""
         leaves, treedef = jax.tree.flatten(batch)
         try:
             signature = (treedef, num_steps, *[(x.shape, x.dtype) for x in leaves])
@@ -164,19 +193,9 @@ class Program:
         self._last_signature, self._last = signature, executable
         return executable
 
-    def make(
-        self, arguments: tuple[Any, ...], batch: Batch, *, num_steps: int | None = None
+    def _make(
+        self, batch: Batch, arguments: tuple[Any, ...], num_steps: int | None
     ) -> Executable:
-        """A new executable for a batch's signature.
-
-        Args:
-            arguments: All arguments of the function.
-            batch: The batch whose signature the executable is kept under.
-            num_steps: Part of the signature.
-
-        Raises:
-            RecompileError: If it is not the first, in strict mode.
-        """
         table = {**self._fixed_table, **batch_table(batch)}
         if num_steps is not None:
             table["steps_per_call"] = str(num_steps)

@@ -3,16 +3,12 @@
 from collections.abc import Mapping
 from functools import partial
 
-import jax
-
-from fuelflow._types import Batch, PyTree
+from fuelflow._types import PyTree
 from fuelflow.devices.placement import SingleDevice
 from fuelflow.step.engine import Engine, Fixed, Moving, Still
-from fuelflow.step.program import CompileLog, Executable, Program
-from fuelflow.step.spec import StateSpec, check_batch, num_rows
+from fuelflow.step.program import CompileLog, Program
+from fuelflow.step.spec import StateSpec, check_batch
 from fuelflow.step.state import TrainState
-
-_INT32 = jax.ShapeDtypeStruct((), "int32")
 
 
 class Programs:
@@ -33,34 +29,12 @@ class Programs:
         self.placement = placement
 
         program = partial(Program, log=log, fixed_table=spec.table)
-        check = partial(check_batch, num_microbatches=engine.rules.accumulate_steps)
-        self.step = program("step", engine.step, check_batch=check, donate=True)
-        self.run = program("run", engine.run, check_batch=check, donate=True)
-        self.grads = program("grads", engine.grads, check_batch=check)
-        self.evaluate = program("evaluate", engine.evaluate, check_batch=check_batch)
-
-    def make_step(
-        self, program: Program, state: TrainState, batch: Batch
-    ) -> Executable:
-        """A new executable of ``step`` or ``grads``."""
-        return program.make((moving_part(state), fixed_part(state), batch), batch)
-
-    def make_run(self, state: TrainState, batch: Batch, num_steps: int) -> Executable:
-        """A new executable of ``run`` for ``num_steps`` batches like the one given."""
-        stacked = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(
-                (num_steps, *x.shape), jax.dtypes.canonicalize_dtype(x.dtype)
-            ),
-            batch,
-        )
-        arguments = (moving_part(state), fixed_part(state), stacked)
-        return self.run.make(arguments, batch, num_steps=num_steps)
-
-    def make_evaluate(self, state: TrainState, batch: Batch) -> Executable:
-        """A new executable of ``evaluate``."""
-        rows = jax.ShapeDtypeStruct((num_rows(batch),), "float32")
-        arguments = (still_part(state), batch, rows, _INT32)
-        return self.evaluate.make(arguments, batch)
+        check = partial(check_batch, device=placement.device)
+        check_parts = partial(check, num_microbatches=engine.rules.accumulate_steps)
+        self.step = program("step", engine.step, check_batch=check_parts, donate=True)
+        self.run = program("run", engine.run, check_batch=check_parts, donate=True)
+        self.grads = program("grads", engine.grads, check_batch=check_parts)
+        self.evaluate = program("evaluate", engine.evaluate, check_batch=check)
 
 
 def moving_part(state: TrainState) -> Moving:

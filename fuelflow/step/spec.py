@@ -141,13 +141,13 @@ def num_rows(batch: Batch) -> int:
     return jax.tree.leaves(batch)[0].shape[0]
 
 
-def check_batch(batch: Batch, num_microbatches: int = 1) -> None:
-    """Refuses a batch that no program should be made for.
+def check_batch(batch: Batch, device: jax.Device, num_microbatches: int = 1) -> None:
+    """Refuses a batch that no program should be made for, or run with.
 
     Raises:
         TypeError: If a leaf is no numeric array.
         ValueError: If it has no leaves or rows, its leaves disagree on the leading
-            axis, or the microbatches do not divide it.
+            axis or are on another device, or the microbatches do not divide it.
     """
     paths, _ = tree_flatten_with_path(batch)
     if not paths:
@@ -156,6 +156,7 @@ def check_batch(batch: Batch, num_microbatches: int = 1) -> None:
     for path, leaf in paths:
         name = "batch" + _index_text(path)
         _require_array(name, leaf)
+        _require_on(device, name, leaf)
         if not leaf.shape:
             raise ValueError(f"`{name}` must have a leading batch axis, got a scalar")
         sizes[name] = leaf.shape[0]
@@ -172,6 +173,17 @@ def check_batch(batch: Batch, num_microbatches: int = 1) -> None:
             f"`accumulate_steps` must divide the batch, got {num_microbatches} "
             f"microbatches for {rows} rows"
         )
+
+
+def _require_on(device: jax.Device, name: str, leaf: Any) -> None:
+    if isinstance(leaf, jax.Array) and leaf.committed:
+        places = leaf.sharding.device_set
+        if places != {device}:
+            where = next(iter(places)) if len(places) == 1 else f"{len(places)} devices"
+            raise ValueError(
+                f"`{name}` must be where the state is, on {device}, but is on {where}: "
+                "leave batches on the host, or move them with jax.device_put"
+            )
 
 
 def _require_array(name: str, leaf: Any) -> None:

@@ -173,3 +173,25 @@ def test_only_the_programs_that_are_used_are_compiled():
     loop.run(state, make_batches(6), steps_per_call=3)
 
     assert [record.program for record in loop.compiles] == ["run"]
+
+
+def test_with_jit_disabled_everything_runs_eagerly_to_the_same_numbers():
+    batches = make_batches(2)
+    seen = []
+
+    def loss_fn(model: Any, batch: Any) -> Any:
+        losses = mlp_loss(KINDS[0])(model, batch)
+        seen.append(type(losses).__name__)
+        return losses
+
+    loop = ff.TrainingLoop(loss_fn, optax.adamw, schedule=1e-3, max_grad_norm=0.1)
+    expected, _ = loop.run(loop.init(KINDS[0].make()), batches)
+    with jax.disable_jit():
+        state, outcome = loop.step(loop.init(KINDS[0].make()), batches[0])
+        state, _ = loop.step(state, batches[1])
+        evaluation = loop.evaluate(state, batches)
+
+    assert outcome.finite
+    assert np.isfinite(evaluation["loss"])
+    for name, param in expected.params.items():
+        np.testing.assert_allclose(state.params[name], param, rtol=1e-5, atol=1e-7)

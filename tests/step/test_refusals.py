@@ -376,3 +376,31 @@ def test_the_loop_is_immutable():
     state, _ = train(loop, {"w": np.ones(3, np.float32)}, [BATCH])
     with pytest.raises(AttributeError):
         state.step = 3  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("nonfinite", ["raise", "propagate"])
+def test_an_optimizer_that_changes_a_dtype_is_refused(nonfinite: Any):
+    forgetful = optax.GradientTransformation(
+        lambda params: jnp.zeros(()),
+        lambda grads, state, params=None: (grads, state.astype(jnp.bfloat16)),
+    )
+    loop = ff.TrainingLoop(_squares, forgetful, nonfinite=nonfinite)
+
+    with pytest.raises(TypeError, match=r"would change opt_state: f32\[\] → bf16\[\]"):
+        loop.step(_init(loop), BATCH)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_batch_on_another_device_is_refused(is_first: bool):
+    loop = _loop()
+    state = _init(loop)
+    if not is_first:
+        state, _ = loop.step(state, BATCH)
+    away = jax.device_put(BATCH, jax.devices()[1])
+
+    with pytest.raises(
+        ValueError, match=r'`batch\["x"\]` must be where the state is, on .*, but is on'
+    ):
+        loop.step(state, away)
+    _, outcome = loop.step(state, BATCH)
+    assert outcome.finite
