@@ -4,7 +4,7 @@ import dataclasses
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +136,7 @@ class TrainingLoop:
         """Every compilation so far, the first of each program included."""
         return tuple(self._host.log.records)
 
-    def init(self, model: Any, *, seed: int | jax.Array = 0) -> TrainState:
+    def init(self, model: Any, *, seed: SupportsIndex | jax.Array = 0) -> TrainState:
         """A first state: the model's arrays, copied, with fresh optimizer state.
 
         Args:
@@ -393,7 +393,7 @@ def _with_scalar(state: TrainState, name: str, value: np.generic) -> TrainState:
     return evolve(state, **{name: placement.put(value)})
 
 
-def _as_key(seed: int | jax.Array) -> jax.Array:
+def _as_key(seed: SupportsIndex | jax.Array) -> jax.Array:
     if isinstance(seed, jax.Array):
         if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) and seed.ndim == 0:
             return seed

@@ -12,6 +12,7 @@ from jax.tree_util import DictKey, KeyPath, tree_flatten_with_path
 
 from fuelflow._errors import StateMismatchError
 from fuelflow._types import Batch, PyTree
+from fuelflow.devices.placement import Device
 from fuelflow.model.definition import Definition, is_array
 from fuelflow.model.names import path_name
 
@@ -141,7 +142,7 @@ def num_rows(batch: Batch) -> int:
     return jax.tree.leaves(batch)[0].shape[0]
 
 
-def check_batch(batch: Batch, device: jax.Device, num_microbatches: int = 1) -> None:
+def check_batch(batch: Batch, device: Device, num_microbatches: int = 1) -> None:
     """Refuses a batch that no program should be made for, or run with.
 
     Raises:
@@ -175,7 +176,7 @@ def check_batch(batch: Batch, device: jax.Device, num_microbatches: int = 1) -> 
         )
 
 
-def _require_on(device: jax.Device, name: str, leaf: Any) -> None:
+def _require_on(device: Device, name: str, leaf: Any) -> None:
     if isinstance(leaf, jax.Array) and leaf.committed:
         places = leaf.sharding.device_set
         if places != {device}:

@@ -65,14 +65,24 @@ def test_arrays_that_share_a_buffer_are_parted_so_that_a_step_can_take_them():
     np.testing.assert_array_equal(w, [1, 1])
 
 
+def test_one_array_in_two_places_becomes_two():
+    w = jax.device_put(jnp.ones(2), jax.devices()[0])
+
+    placed = SingleDevice(jax.devices()[0]).place({"a": w, "b": w})
+
+    assert placed["a"].unsafe_buffer_pointer() != placed["b"].unsafe_buffer_pointer()
+
+
 def test_memory_of_numpy_arrays_is_never_taken_over():
-    # Large and aligned: what jax on the CPU would use without a copy.
-    w = np.ones(1 << 16, np.float32)
+    # At a multiple of 64 bytes, where jax on the CPU would use it without a copy.
+    memory = np.ones(32, np.float32)
+    start = -memory.ctypes.data % 64 // memory.itemsize
+    w = memory[start : start + 16]
     kept = SingleDevice(jax.devices()[0]).place({"w": w, "n": np.int32(3)})
 
     w[:] = 7
 
-    np.testing.assert_array_equal(kept["w"], np.ones(1 << 16))
+    np.testing.assert_array_equal(kept["w"], np.ones(16))
     assert kept["n"].dtype == jnp.int32
 
 

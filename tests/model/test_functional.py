@@ -105,6 +105,7 @@ def test_a_state_goes_through_the_users_own_jit(kind):
     halve = jax.jit(lambda state: {n: p / 2 for n, p in state.params.items()})
     halved = halve(state)
 
+    assert hash(state.definition) == hash(loop.init(model).definition)
     for name, param in state.params.items():
         np.testing.assert_array_equal(halved[name], np.asarray(param) / 2)
 

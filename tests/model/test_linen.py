@@ -306,6 +306,7 @@ def test_sown_values_start_each_step_empty_and_count_in_the_loss():
         params = jax.tree.map(lambda param, grad: param - 0.1 * grad, params, grads)
     hidden = apply(last)
     loop, state, _ = train(model, 2, with_sown_losses)
+    evaluation = loop.evaluate(state, [BATCH])
 
     assert set(state.sown) == {"intermediates.hidden.0", "losses.square.0"}
     assert state.variables == {}
@@ -313,6 +314,10 @@ def test_sown_values_start_each_step_empty_and_count_in_the_loss():
         state.sown["intermediates.hidden.0"], hidden, rtol=1e-5, atol=1e-6
     )
     assert_close(loop.model(state).variables["params"], params)
+    # The collection is not mutable in evaluation, so that nothing is sown there.
+    assert evaluation["loss"] == pytest.approx(
+        float(squared_error(apply(params), BATCH).mean()), rel=1e-5
+    )
 
 
 def test_two_calls_in_one_loss_sow_two_values_and_both_update_the_statistics():

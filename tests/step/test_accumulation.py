@@ -54,9 +54,9 @@ def _tokens(seed: int) -> dict[str, Any]:
 @pytest.mark.parametrize("accumulate_steps", [1, 2, 4, 8, 16])
 def test_masked_tokens_count_the_same_in_whatever_microbatch(accumulate_steps: int):
     batch = _tokens(0)
-    w = np.float32([0.5, -1.0, 2.0])
+    w = np.array([0.5, -1.0, 2.0], np.float32)
 
-    def by_hand(w: jax.Array) -> jax.Array:
+    def by_hand(w: Any) -> Any:
         error = (batch["x"] @ w - batch["y"]) ** 2
         return (error * batch["mask"]).sum() / batch["mask"].sum()
 
@@ -83,7 +83,7 @@ def test_a_mean_of_means_would_be_seen_to_differ():
 
     exact = ff.TrainingLoop(_token_loss, optax.sgd, schedule=0.1, accumulate_steps=8)
     biased = ff.TrainingLoop(mean_of_means, optax.sgd, schedule=0.1, accumulate_steps=8)
-    model = {"w": np.float32([0.5, -1.0, 2.0])}
+    model = {"w": np.array([0.5, -1.0, 2.0], np.float32)}
     gradient = exact.grads(exact.init(model), batch)["w"]
     difference = biased.grads(biased.init(model), batch)["w"] - gradient
 
@@ -129,7 +129,7 @@ def test_half_precision_gradients_are_summed_in_float32():
     def loss_fn(params: Any, batch: Any) -> Any:
         return params["w"].astype(jnp.float32) * batch["x"]
 
-    x = np.float32([1024] + [1] * 15)
+    x = np.array([1024] + [1] * 15, np.float32)
     loop = ff.TrainingLoop(loss_fn, optax.sgd, schedule=1.0, accumulate_steps=16)
     state = loop.init({"w": jnp.zeros((), jnp.bfloat16)})
     grads = loop.grads(state, {"x": x})

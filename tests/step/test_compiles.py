@@ -31,7 +31,8 @@ def _restored(state: ff.TrainState) -> ff.TrainState:
 
     def reread(leaf: jax.Array) -> Any:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(np.asarray(jax.random.key_data(leaf)))
+            bits: Any = np.asarray(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(bits)
         return np.array(leaf)
 
     return jax.tree.map(reread, state)

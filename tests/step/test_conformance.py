@@ -110,7 +110,7 @@ def test_least_squares_follows_its_known_trajectory():
 
 def test_the_norm_is_reported_before_the_clip():
     model = {"a": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}
-    slope = {"a": np.float32([3, 4]), "b": np.float32([12])}
+    slope = {"a": np.array([3, 4], np.float32), "b": np.array([12], np.float32)}
 
     def loss_fn(params: dict[str, Any], batch: Any) -> Any:
         return sum((params[name] * slope[name]).sum() for name in slope)
@@ -124,7 +124,7 @@ def test_the_norm_is_reported_before_the_clip():
 
 def test_values_are_clipped_after_the_norm():
     model = {"a": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}
-    slope = {"a": np.float32([3, 4]), "b": np.float32([-12])}
+    slope = {"a": np.array([3, 4], np.float32), "b": np.array([-12], np.float32)}
 
     def loss_fn(params: dict[str, Any], batch: Any) -> Any:
         return sum((params[name] * slope[name]).sum() for name in slope)

@@ -117,7 +117,8 @@ def test_a_step_needs_no_more_memory_than_the_hand_written_one(kind: Any):
         return optax.apply_updates(params, updates), opt_state, loss
 
     jitted = jax.jit(step, donate_argnums=(0, 1))
-    by_hand = jitted.lower(params, tx.init(params), batch).compile().memory_analysis()
+    compiled = jitted.lower(params, tx.init(params), batch).compile()
+    by_hand: Any = compiled.memory_analysis()
 
     assert plan.temporary_bytes is not None
     # The counters, key and outcome of a step, and how XLA rounds up each of them.

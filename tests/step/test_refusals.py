@@ -150,7 +150,7 @@ def test_a_field_the_batch_lacks_is_named_with_those_there_are(call: str):
 
 
 def test_a_key_error_of_the_users_own_stays_as_it_is():
-    table = {"a": 1}
+    table: dict[Any, int] = {"a": 1}
     loop = _loop(lambda params, batch: _squares(params, batch) * table[3])
 
     with pytest.raises(KeyError) as info:
@@ -380,10 +380,11 @@ def test_the_loop_is_immutable():
 
 @pytest.mark.parametrize("nonfinite", ["raise", "propagate"])
 def test_an_optimizer_that_changes_a_dtype_is_refused(nonfinite: Any):
-    forgetful = optax.GradientTransformation(
-        lambda params: jnp.zeros(()),
-        lambda grads, state, params=None: (grads, state.astype(jnp.bfloat16)),
-    )
+    def update(grads: Any, state: Any, params: Any = None) -> Any:
+        return grads, state.astype(jnp.bfloat16)
+
+    chain: Any = optax.GradientTransformation
+    forgetful = chain(lambda params: jnp.zeros(()), update)
     loop = ff.TrainingLoop(_squares, forgetful, nonfinite=nonfinite)
 
     with pytest.raises(TypeError, match=r"would change opt_state: f32\[\] → bf16\[\]"):

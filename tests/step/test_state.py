@@ -154,8 +154,8 @@ def test_a_state_from_plain_containers_is_put_in_order():
     loop = _loop()
     state, _ = loop.step(loop.init(KINDS[2].make()), make_batches(1)[0])
     expected, _ = loop.step(jax.tree.map(jnp.copy, state), make_batches(1)[0])
-    adam = jax.tree.map(np.asarray, state.opt_state[0])  # pyright: ignore[reportIndexIssue]
-    as_file = [adam._asdict(), *({} for _ in state.opt_state[1:])]  # pyright: ignore[reportIndexIssue]
+    adam = jax.tree.map(np.asarray, state.opt_state[0])
+    as_file = [adam._asdict(), *({} for _ in state.opt_state[1:])]
     state, _ = loop.step(
         dataclasses.replace(state, opt_state=as_file), make_batches(1)[0]
     )
@@ -166,7 +166,7 @@ def test_a_state_from_plain_containers_is_put_in_order():
 def test_fields_that_share_a_buffer_are_parted():
     loop = _loop()
     state = loop.init(KINDS[2].make())
-    zeros = state.opt_state[0].mu["first.kernel"]  # pyright: ignore[reportIndexIssue]
+    zeros = state.opt_state[0].mu["first.kernel"]
     params = {**state.params, "first.kernel": zeros}
     state, outcome = loop.step(
         dataclasses.replace(state, params=params), make_batches(1)[0]

@@ -62,7 +62,7 @@ def _assert_close(state: ff.TrainState, expected: dict[str, np.ndarray]) -> None
 @pytest.mark.parametrize("clip", [None, ("norm", 0.3), ("value", 0.02)])
 def test_adamw_with_clipping_equals_torch(clip: tuple[str, float] | None):
     kind = KINDS[0]
-    options = {} if clip is None else {f"max_grad_{clip[0]}": clip[1]}
+    options: Any = {} if clip is None else {f"max_grad_{clip[0]}": clip[1]}
     loop = ff.TrainingLoop(
         mlp_loss(kind),
         lambda lr: optax.adamw(lr, weight_decay=0.01),

@@ -1,6 +1,6 @@
 """Freezing and rates by pattern."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -98,7 +98,7 @@ def test_rate_groups_equal_optax_with_a_rate_for_each():
     def adamw(rate: float) -> optax.GradientTransformation:
         return optax.adamw(rate, weight_decay=0.1)
 
-    params = KINDS[0].make()
+    params: Any = KINDS[0].make()
     labels = {
         "first": {"bias": "slow", "kernel": "slow"},
         "second": {"bias": "normal", "kernel": "fixed"},
@@ -110,7 +110,7 @@ def test_rate_groups_equal_optax_with_a_rate_for_each():
     for batch in batches:
         grads = jax.grad(lambda p, b=batch: mlp_loss(KINDS[0])(p, b).mean())(params)
         updates, opt_state = tx.update(grads, opt_state, params)
-        params = optax.apply_updates(params, updates)
+        params = cast(Any, optax.apply_updates(params, updates))
 
     for name, param in state.params.items():
         first, second = name.split(".")
