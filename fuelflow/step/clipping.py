@@ -12,8 +12,9 @@ from fuelflow._types import Array, Grads, Scalar
 def square_sum(grad: Array) -> Scalar:
     """The sum of a gradient's squares, in float32 or wider, ``[]``.
 
-    The global norm is ``sqrt`` of the sum over all gradients, in order, and rounds as
-    `optax.tree.norm` does.
+    The global norm is the root of their sum over all gradients, in order, and rounds as
+    `optax.tree.norm` does. Taken apart, each can be computed while others' gradients
+    still are, and tells on its own whether its gradient is finite.
 
     Example:
         >>> float(square_sum(jnp.array([3.0, 4.0])))

@@ -20,8 +20,8 @@ from fuelflow.step.clipping import (
 )
 from fuelflow.step.gradients import Backward, Harvest
 from fuelflow.step.optimizer import scale_updates
-from fuelflow.step.outcome import METRIC, WEIGHT
-from fuelflow.step.packing import Packed, flag_words, pack
+from fuelflow.step.outcome import METRIC, SQUARES, WEIGHT
+from fuelflow.step.packing import Packed, pack
 from fuelflow.step.rules import StepRules
 from fuelflow.step.spec import changes_between, leaf_text
 from fuelflow.step.weighted import Mean
@@ -100,10 +100,10 @@ class Engine:
             "global_step": moving.step + 1,
             "num_skipped": after.num_skipped,
             "finite": is_finite,
+            SQUARES: jnp.stack(squares),
             **{METRIC + name: _or_nan(mean) for name, mean in found.metrics.items()},
         }
-        flags = flag_words([~jnp.isfinite(square) for square in squares])
-        packed = pack(numbers, flags=flags, flagged=self.trained_names)
+        packed = pack(numbers, params=self.trained_names)
         return after, packed, found.sown
 
     def run(

@@ -72,7 +72,7 @@ class Flight:
     def raise_once(self, error: NonFiniteError) -> NoReturn:
         """Raises an error, and does not count its step as unseen any more."""
         self._seen_skipped = max(self._seen_skipped, error.num_skipped)
-        raise error
+        raise error.with_traceback(None)
 
     def set_step(self, step: int) -> None:
         """Takes note that the step count was set."""

@@ -38,7 +38,9 @@ class Host:
         """A first state for a model, whose own arrays are copied."""
         functional = make_functional(model)
         trained = self._trained_names(functional.definition)
-        placement = SingleDevice(device_of({**functional.params, **functional.variables}))
+        placement = SingleDevice(
+            device_of({**functional.params, **functional.variables})
+        )
         params, variables = placement.place(
             (functional.params, functional.variables), copy=True
         )

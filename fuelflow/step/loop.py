@@ -94,7 +94,7 @@ class TrainingLoop:
     nonfinite: NonFinite = "raise"
     log_interval: int | None = None
     strict_compile: bool = False
-    max_in_flight: int = 8
+    max_in_flight: int = 64
     _host: Host = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

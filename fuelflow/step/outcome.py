@@ -1,7 +1,7 @@
 """What a step said, read when asked and not before."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 METRIC = "metric "
 WEIGHT = "weight "
+SQUARES = "squares of gradients"
 
 
 class StepOutcome:
@@ -25,7 +26,10 @@ class StepOutcome:
     `finite` itself, `is_ready` and `repr` never do.
     """
 
-    __slots__ = ("_flight", "_layout", "_num_steps", "_parts", "_record", "_words")
+    __slots__ = (
+        *("_error", "_flight", "_layout", "_num_steps"),
+        *("_parts", "_record", "_values", "_words"),
+    )
 
     def __init__(
         self,
@@ -41,6 +45,8 @@ class StepOutcome:
         self._flight = flight
         self._parts: Sequence[StepOutcome] = ()
         self._record: np.ndarray | None = None
+        self._values: dict[str, Any] = {}
+        self._error: NonFiniteError | None = None
 
     @classmethod
     def stacked(cls, parts: Sequence["StepOutcome"]) -> "StepOutcome":
@@ -73,7 +79,7 @@ class StepOutcome:
     @property
     def lr(self) -> Any:
         """The learning rate used; None if the optimizer keeps its rate to itself."""
-        return self._read("lr") if self._has("lr") else None
+        return self._read("lr") if "lr" in self._layout.names else None
 
     @property
     def global_step(self) -> Any:
@@ -93,7 +99,8 @@ class StepOutcome:
     @property
     def finite(self) -> Any:
         """Whether loss and gradient norm were finite."""
-        return _plain(self.realize()["finite"] != 0)
+        self.realize()
+        return self._values["finite"] != 0
 
     def is_ready(self) -> bool:
         """Whether reading would not wait."""
@@ -106,8 +113,15 @@ class StepOutcome:
     def realize(self) -> np.ndarray:
         """Waits for the step; its record ``[]``, or ``[num_steps]`` from `run`."""
         if self._record is None:
-            self._record = self._fetch()
+            record = self._record = self._fetch()
             self._words, self._parts = None, ()
+            if record.ndim == 0:
+                values = record.item()
+            else:
+                values = [record[name] for name in self._layout.names]
+            self._values = dict(zip(self._layout.names, values, strict=True))
+            if not record["finite"].all():
+                self._error = self.first_error()
         return self._record
 
     def _fetch(self) -> np.ndarray:
@@ -119,16 +133,16 @@ class StepOutcome:
 
     def detached(self) -> "StepOutcome":
         """The same outcome, not tied to a run: reading it never raises."""
-        assert self._words is not None
         return StepOutcome(self._words, self._layout, num_steps=self._num_steps)
 
     def rows(self) -> Iterator[dict[str, float]]:
         """Step, loss, rate and gradient norm of each step, for a log record."""
+        has_rate = "lr" in self._layout.names
         for record in np.atleast_1d(self.realize()):
             yield {
                 "step": int(record["global_step"]),
                 "loss": float(record["loss"]),
-                "lr": float(record["lr"]) if self._has("lr") else float("nan"),
+                "lr": float(record["lr"]) if has_rate else float("nan"),
                 "grad_norm": float(record["grad_norm"]),
             }
 
@@ -138,7 +152,8 @@ class StepOutcome:
             return None
         for record in np.atleast_1d(self.realize()):
             if not record["finite"] and record["num_skipped"] > after:
-                names = self._layout.flagged_names(record)
+                bad = np.flatnonzero(~np.isfinite(record[SQUARES]))
+                names = [self._layout.params[index] for index in bad]
                 return NonFiniteError(
                     int(record["global_step"]),
                     float(record["loss"]),
@@ -150,28 +165,28 @@ class StepOutcome:
         return None
 
     def _read(self, name: str) -> Any:
-        self._require_finite()
-        return _plain(self.realize()[name])
+        if self._record is None:
+            self.realize()
+        if self._error is not None:
+            self._raise(self._error)
+        return self._values[name]
 
-    def _require_finite(self) -> None:
-        error = self.first_error()
-        if error is not None and self._flight is not None:
-            self._flight.raise_once(error)
-
-    def _has(self, name: str) -> bool:
-        return any(field == name for field, _ in self._layout.fields)
+    def _raise(self, error: NonFiniteError) -> NoReturn:
+        assert self._flight is not None
+        self._flight.raise_once(error)
 
     def _metric_names(self) -> list[str]:
-        names = (field for field, _ in self._layout.fields if field.startswith(METRIC))
+        names = (name for name in self._layout.names if name.startswith(METRIC))
         return [name.removeprefix(METRIC) for name in names]
 
     def __str__(self) -> str:
-        self._require_finite()
+        self._read("finite")
         return repr(self)
 
     def __repr__(self) -> str:
         record = self.realize()
-        names = ["global_step", "loss", "grad_norm"] + ["lr"] * self._has("lr")
+        names = ["global_step", "loss", "grad_norm"]
+        names += ["lr"] * ("lr" in self._layout.names)
         names += [METRIC + name for name in self._metric_names()]
         parts = [
             f"{name.removeprefix(METRIC)}={_shown(record[name])}" for name in names
@@ -213,7 +228,7 @@ class Evaluation(Mapping[str, float]):
             table = np.stack(
                 [self._layout.unpack(np.asarray(r)) for r in self._records]
             )
-            names = [n for n, _ in self._layout.fields if not n.startswith(WEIGHT)]
+            names = [n for n in self._layout.names if not n.startswith(WEIGHT)]
             self._means = {
                 name.removeprefix(METRIC): _mean(table[name], table[WEIGHT + name])
                 for name in names
@@ -248,10 +263,6 @@ def _mean(means: np.ndarray, weights: np.ndarray) -> float:
     if total == 0:
         return float("nan")
     return float(np.where(wide == 0, 0.0, means * wide).sum() / total)
-
-
-def _plain(value: np.ndarray) -> Any:
-    return value.item() if np.ndim(value) == 0 else value
 
 
 def _shown(value: np.ndarray) -> str:

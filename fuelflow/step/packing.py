@@ -10,68 +10,67 @@ import numpy as np
 
 from fuelflow._types import Array
 
-_BAD = "bad"
-
 
 @dataclass(frozen=True)
 class Layout:
     """How named numbers lie in a vector of 32-bit words.
 
     Attributes:
-        fields: Name and NumPy dtype of each number, in order.
-        flagged: The names that have a bit each in the words behind the numbers.
+        fields: Name, NumPy dtype and shape of each, in order.
+        params: The parameters that a field with one number each speaks of.
         is_maskable: Whether all the numbers can leave out single rows.
     """
 
-    fields: tuple[tuple[str, str], ...]
-    flagged: tuple[str, ...] = ()
+    fields: tuple[tuple[str, str, tuple[int, ...]], ...]
+    params: tuple[str, ...] = ()
     is_maskable: bool = False
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The fields' names, in order."""
+        return tuple(name for name, _, _ in self.fields)
 
     @cached_property
     def dtype(self) -> np.dtype:
         """The NumPy dtype of one record."""
-        return np.dtype([*self.fields, (_BAD, "<u4", (num_flag_words(self.flagged),))])
+        return np.dtype(list(self.fields))
 
     def unpack(self, words: np.ndarray) -> np.ndarray:
         """Records ``[...]`` from words ``[..., num_words]``."""
         return np.ascontiguousarray(words).view(self.dtype)[..., 0]
 
-    def flagged_names(self, record: np.ndarray) -> list[str]:
-        """The names whose bit is set in one record ``[]``."""
-        bytes_ = np.ascontiguousarray(record[_BAD]).view(np.uint8)
-        bits = np.unpackbits(bytes_, bitorder="little")
-        return [name for name, bit in zip(self.flagged, bits, strict=False) if bit]
 
-
-@dataclass(frozen=True)
 class Packed:
-    """Packed numbers, uint32 ``[num_words]``, with their layout."""
+    """Packed numbers, uint32 ``[num_words]``, with their layout.
 
-    words: Array
-    layout: Layout
+    A plain class, since JAX makes one for each step.
+    """
+
+    __slots__ = ("layout", "words")
+
+    def __init__(self, words: Array, layout: Layout) -> None:
+        self.words = words
+        self.layout = layout
 
 
-jax.tree_util.register_dataclass(Packed, data_fields=["words"], meta_fields=["layout"])
-
-
-def num_flag_words(names: tuple[str, ...]) -> int:
-    """The number of words that hold one bit for each name."""
-    return -(-len(names) // 32)
+jax.tree_util.register_pytree_node(
+    Packed,
+    lambda packed: ((packed.words,), packed.layout),
+    lambda layout, children: Packed(children[0], layout),
+)
 
 
 def pack(
     numbers: Mapping[str, Array],
     *,
-    flags: Array | None = None,
-    flagged: tuple[str, ...] = (),
+    params: tuple[str, ...] = (),
     is_maskable: bool = False,
 ) -> Packed:
     """Numbers packed without loss.
 
     Args:
-        numbers: Scalars by name: floats of 32 or 64 bits, integers or bools.
-        flags: Words of `flag_words`, uint32 ``[num_flag_words(flagged)]``.
-        flagged: The names the flags stand for.
+        numbers: Arrays by name: floats of 32 or 64 bits, integers or bools.
+        params: Kept in the layout.
         is_maskable: Kept in the layout.
 
     Example:
@@ -79,25 +78,19 @@ def pack(
         >>> packed.layout.unpack(np.asarray(packed.words))["step"].item()
         7
     """
-    parts = {name: _as_words(number) for name, number in numbers.items()}
-    fields = tuple((name, kind) for name, (_, kind) in parts.items())
-    words = [word for word, _ in parts.values()]
-    if flags is not None:
-        words.append(flags)
-    return Packed(jnp.concatenate(words), Layout(fields, flagged, is_maskable))
+    wide = {name: _widened(number) for name, number in numbers.items()}
+    words = [
+        jnp.ravel(jax.lax.bitcast_convert_type(number, jnp.uint32))
+        for number in wide.values()
+    ]
+    fields = tuple(
+        (name, number.dtype.newbyteorder("<").str, number.shape)
+        for name, number in wide.items()
+    )
+    return Packed(jnp.concatenate(words), Layout(fields, params, is_maskable))
 
 
-def _as_words(number: Array) -> tuple[Array, str]:
+def _widened(number: Array) -> Array:
     if jnp.issubdtype(number.dtype, jnp.floating):
-        wide = number.astype(jnp.promote_types(number.dtype, jnp.float32))
-    else:
-        wide = number.astype(jnp.int32)
-    words = jax.lax.bitcast_convert_type(wide, jnp.uint32)
-    return jnp.ravel(words), wide.dtype.newbyteorder("<").str
-
-
-def flag_words(flags: list[Array]) -> Array:
-    """Bools ``[]`` as bits, lowest first, in words uint32 ``[ceil(n / 32)]``."""
-    padding = [jnp.bool_(False)] * (-len(flags) % 32)
-    bits = jnp.stack([*flags, *padding]).reshape(-1, 32).astype(jnp.uint32)
-    return jnp.sum(bits << jnp.arange(32, dtype=jnp.uint32), axis=1, dtype=jnp.uint32)
+        return number.astype(jnp.promote_types(number.dtype, jnp.float32))
+    return number.astype(jnp.int32)

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from fuelflow._types import Params
 from fuelflow.step.program import Executable
 from fuelflow.step.spec import leaf_text
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class StepPlan:
     aliased_bytes: int | None
     temporary_bytes: int | None
     peak_bytes: int | None
-    jaxpr: ClosedJaxpr
+    jaxpr: "ClosedJaxpr"
     text: str | None
 
     @property
@@ -138,7 +140,7 @@ def make_plan(
 _COUNTED = ("flops", "bytes accessed")
 
 
-def count_costs(jaxpr: ClosedJaxpr) -> dict[str, float]:
+def count_costs(jaxpr: "ClosedJaxpr") -> dict[str, float]:
     """FLOPs and bytes of a traced program, loops of known length counted in full.
 
     XLA counts the body of a loop once. So for each scan the count of its body alone is
@@ -166,7 +168,10 @@ def count_costs(jaxpr: ClosedJaxpr) -> dict[str, float]:
     return total
 
 
-def _costs_once(jaxpr: ClosedJaxpr) -> Mapping[str, Any]:
+def _costs_once(jaxpr: "ClosedJaxpr") -> Mapping[str, Any]:
+    # Brings Pallas along, twenty milliseconds that an import need not take.
+    from jax.extend.core import jaxpr_as_fun
+
     lowered = jax.jit(jaxpr_as_fun(jaxpr)).lower(*jaxpr.in_avals)
     try:
         return lowered.cost_analysis() or {}
@@ -174,7 +179,7 @@ def _costs_once(jaxpr: ClosedJaxpr) -> Mapping[str, Any]:
         return {}
 
 
-def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
+def _equations(jaxpr: "Jaxpr") -> Iterator[Any]:
     """The equations of a program and those it calls, but not of scans' bodies."""
     for eqn in jaxpr.eqns:
         yield eqn
@@ -183,7 +188,9 @@ def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
                 yield from _equations(inner)
 
 
-def _called(values: list[Any]) -> Iterator[Jaxpr]:
+def _called(values: list[Any]) -> Iterator["Jaxpr"]:
+    from jax.extend.core import ClosedJaxpr, Jaxpr
+
     for value in values:
         if isinstance(value, ClosedJaxpr):
             yield value.jaxpr

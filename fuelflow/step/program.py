@@ -134,6 +134,7 @@ class Program:
         self._by_text: dict[Hashable, Executable] = {}
         self._last_signature: Hashable = None
         self._last: Executable | None = None
+        self._only: Executable | None = None
 
     @property
     def executables(self) -> list[Executable]:
@@ -159,6 +160,13 @@ class Program:
             self._check_batch(batch)
             return self._function(*arguments)
         try:
+            if self._only is not None:
+                # While there is one executable, JAX's own check of the arguments serves
+                # as the look at the signature, at no cost unless it fails.
+                try:
+                    return self._only.call(*arguments)
+                except TypeError:
+                    pass
             executable = self.executable(batch, *arguments, num_steps=num_steps)
             return executable.call(*arguments)
         except ValueError:
@@ -205,6 +213,7 @@ class Program:
         executable = Executable(traced.lower().compile(), traced)
         seconds = time.perf_counter() - start
         self._by_text[_text_signature(batch, num_steps)] = executable
+        self._only = executable if len(self._by_text) == 1 else None
         self._log.add(CompileRecord(self.name, seconds, changes), table)
         return executable
 
