@@ -100,8 +100,8 @@ class Engine:
             "global_step": moving.step + 1,
             "num_skipped": after.num_skipped,
             "finite": is_finite,
-            SQUARES: jnp.stack(squares),
             **{METRIC + name: _or_nan(mean) for name, mean in found.metrics.items()},
+            SQUARES: jnp.stack(squares),
         }
         packed = pack(numbers, params=self.trained_names)
         return after, packed, found.sown

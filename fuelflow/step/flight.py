@@ -1,12 +1,11 @@
 """The steps on their way: how far the host may run ahead, and what it sees of them."""
 
 import logging
+import math
 import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import NoReturn
-
-import numpy as np
 
 from fuelflow._errors import NonFiniteError
 from fuelflow.step.outcome import StepOutcome
@@ -79,8 +78,7 @@ class Flight:
         self._step = step
 
     def _look(self, count: int) -> NonFiniteError | None:
-        newest = self._pending[count - 1].realize()
-        has_new = np.max(newest["num_skipped"]) > self._seen_skipped
+        has_new = self._pending[count - 1].last_skipped() > self._seen_skipped
         while count and self._pending:
             error = (
                 self._pending[0].first_error(self._seen_skipped) if has_new else None
@@ -102,8 +100,14 @@ class _DueRecord:
 
     def log(self) -> None:
         """Logs the steps of the outcome that fall on the interval."""
-        for step, facts in enumerate(self.outcome.rows(), start=self.first_step):
+        for step, row in enumerate(self.outcome.rows(), start=self.first_step):
             if step % self.interval == 0:
+                facts = {
+                    "step": int(row["global_step"]),
+                    "loss": float(row["loss"]),
+                    "lr": float(row.get("lr", math.nan)),
+                    "grad_norm": float(row["grad_norm"]),
+                }
                 logger.info(
                     "step %d: loss %.6g, lr %.4g, grad_norm %.4g",
                     *facts.values(),

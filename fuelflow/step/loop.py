@@ -242,18 +242,15 @@ class TrainingLoop:
         packed: Packed,
         sown: Variables,
         *,
-        num_steps: int | None = None,
+        num_steps: int = 1,
     ) -> tuple[TrainState, StepOutcome]:
         """The state and outcome that a dispatch returned, taken note of."""
         flight = state.flight
         assert flight is not None
         outcome = StepOutcome(
-            packed.words,
-            packed.layout,
-            num_steps=num_steps,
-            flight=flight if self.nonfinite == "raise" else None,
+            packed.words, packed.layout, flight if self.nonfinite == "raise" else None
         )
-        flight.add(outcome, num_steps or 1, self.log_interval)
+        flight.add(outcome, num_steps, self.log_interval)
         state = evolve(
             state,
             params=moving.params,

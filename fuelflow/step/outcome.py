@@ -26,26 +26,16 @@ class StepOutcome:
     `finite` itself, `is_ready` and `repr` never do.
     """
 
-    __slots__ = (
-        *("_error", "_flight", "_layout", "_num_steps"),
-        *("_parts", "_record", "_values", "_words"),
-    )
+    __slots__ = ("_error", "_flight", "_layout", "_parts", "_values", "_words")
 
     def __init__(
-        self,
-        words: Array | None,
-        layout: Layout,
-        *,
-        num_steps: int | None = None,
-        flight: "Flight | None" = None,
+        self, words: Array | None, layout: Layout, flight: "Flight | None" = None
     ) -> None:
         self._words = words
         self._layout = layout
-        self._num_steps = num_steps
         self._flight = flight
         self._parts: Sequence[StepOutcome] = ()
-        self._record: np.ndarray | None = None
-        self._values: dict[str, Any] = {}
+        self._values: dict[str, Any] | None = None
         self._error: NonFiniteError | None = None
 
     @classmethod
@@ -62,7 +52,7 @@ class StepOutcome:
                     "a loss must return the same metrics for every batch of a run, got "
                     f"{first._metric_names()} and {part._metric_names()}"
                 )
-        whole = cls(None, first._layout, flight=first._flight)
+        whole = cls(None, first._layout, first._flight)
         whole._parts = parts
         return whole
 
@@ -99,77 +89,79 @@ class StepOutcome:
     @property
     def finite(self) -> Any:
         """Whether loss and gradient norm were finite."""
-        self.realize()
-        return self._values["finite"] != 0
+        return self.realize()["finite"] != 0
 
     def is_ready(self) -> bool:
         """Whether reading would not wait."""
-        if self._record is not None:
+        if self._values is not None:
             return True
         return all(part.is_ready() for part in self._parts) and (
             self._words is None or _is_ready(self._words)
         )
 
-    def realize(self) -> np.ndarray:
-        """Waits for the step; its record ``[]``, or ``[num_steps]`` from `run`."""
-        if self._record is None:
-            record = self._record = self._fetch()
+    def realize(self) -> dict[str, Any]:
+        """Waits for the step; all its numbers by name, never raising for a bad one."""
+        if self._values is None:
+            self._values = self._fetch()
             self._words, self._parts = None, ()
-            if record.ndim == 0:
-                values = record.item()
-            else:
-                values = [record[name] for name in self._layout.names]
-            self._values = dict(zip(self._layout.names, values, strict=True))
-            if not record["finite"].all():
-                self._error = self.first_error()
-        return self._record
+            self._error = self.first_error()
+        return self._values
 
-    def _fetch(self) -> np.ndarray:
-        if self._words is None:
-            records = [np.atleast_1d(part.realize()) for part in self._parts]
-            return np.concatenate(records)
-        records = self._layout.unpack(np.asarray(self._words))
-        return records if self._num_steps is None else records[: self._num_steps]
+    def _fetch(self) -> dict[str, Any]:
+        if self._words is not None:
+            words = np.asarray(self._words)
+            layout = self._layout
+            return (layout.unpack_one if words.ndim == 1 else layout.unpack_many)(words)
+        parts = [part.realize() for part in self._parts]
+        return {
+            name: np.concatenate([np.atleast_1d(part[name]) for part in parts])
+            for name in self._layout.names
+            if name != SQUARES
+        } | {SQUARES: np.concatenate([np.atleast_2d(part[SQUARES]) for part in parts])}
+
+    def last_skipped(self) -> int:
+        """The count of skipped steps after this one, waiting for it."""
+        count = self.realize()["num_skipped"]
+        return count if isinstance(count, int) else int(count[-1])
 
     def detached(self) -> "StepOutcome":
         """The same outcome, not tied to a run: reading it never raises."""
-        return StepOutcome(self._words, self._layout, num_steps=self._num_steps)
+        return StepOutcome(self._words, self._layout)
 
-    def rows(self) -> Iterator[dict[str, float]]:
-        """Step, loss, rate and gradient norm of each step, for a log record."""
-        has_rate = "lr" in self._layout.names
-        for record in np.atleast_1d(self.realize()):
-            yield {
-                "step": int(record["global_step"]),
-                "loss": float(record["loss"]),
-                "lr": float(record["lr"]) if has_rate else float("nan"),
-                "grad_norm": float(record["grad_norm"]),
-            }
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The numbers of each step, waiting for the last."""
+        values = self.realize()
+        if np.ndim(values["loss"]) == 0:
+            yield values
+            return
+        for index in range(len(values["loss"])):
+            yield {name: value[index] for name, value in values.items()}
 
     def first_error(self, after: int = -1) -> NonFiniteError | None:
         """The error of the first bad step past ``after`` skipped ones, if any."""
-        if self._flight is None:
+        if self._flight is None or _is_all(self.realize()["finite"]):
             return None
-        for record in np.atleast_1d(self.realize()):
-            if not record["finite"] and record["num_skipped"] > after:
-                bad = np.flatnonzero(~np.isfinite(record[SQUARES]))
+        for row in self.rows():
+            if not row["finite"] and row["num_skipped"] > after:
+                bad = np.flatnonzero(~np.isfinite(row[SQUARES]))
                 names = [self._layout.params[index] for index in bad]
                 return NonFiniteError(
-                    int(record["global_step"]),
-                    float(record["loss"]),
-                    float(record["grad_norm"]),
+                    int(row["global_step"]),
+                    float(row["loss"]),
+                    float(row["grad_norm"]),
                     names=names[:8],
                     num_names=len(names),
-                    num_skipped=int(self.realize()["num_skipped"].max()),
+                    num_skipped=self.last_skipped(),
                 )
         return None
 
     def _read(self, name: str) -> Any:
-        if self._record is None:
-            self.realize()
+        values = self._values
+        if values is None:
+            values = self.realize()
         if self._error is not None:
             self._raise(self._error)
-        return self._values[name]
+        return values[name]
 
     def _raise(self, error: NonFiniteError) -> NoReturn:
         assert self._flight is not None
@@ -184,14 +176,14 @@ class StepOutcome:
         return repr(self)
 
     def __repr__(self) -> str:
-        record = self.realize()
+        values = self.realize()
         names = ["global_step", "loss", "grad_norm"]
         names += ["lr"] * ("lr" in self._layout.names)
         names += [METRIC + name for name in self._metric_names()]
         parts = [
-            f"{name.removeprefix(METRIC)}={_shown(record[name])}" for name in names
+            f"{name.removeprefix(METRIC)}={_shown(values[name])}" for name in names
         ]
-        if not record["finite"].all():
+        if not _is_all(values["finite"]):
             parts.append("finite=False")
         return f"StepOutcome({', '.join(parts)})"
 
@@ -225,9 +217,7 @@ class Evaluation(Mapping[str, float]):
     def _realize(self) -> dict[str, float]:
         if self._means is None:
             self._flight.land()
-            table = np.stack(
-                [self._layout.unpack(np.asarray(r)) for r in self._records]
-            )
+            table = self._layout.unpack_many(np.stack(self._records))
             names = [n for n in self._layout.names if not n.startswith(WEIGHT)]
             self._means = {
                 name.removeprefix(METRIC): _mean(table[name], table[WEIGHT + name])
@@ -256,6 +246,10 @@ def _is_ready(array: Array) -> bool:
     return cast(Any, array).is_ready()
 
 
+def _is_all(flags: int | np.ndarray) -> bool:
+    return bool(flags) if isinstance(flags, int) else bool(flags.all())
+
+
 def _mean(means: np.ndarray, weights: np.ndarray) -> float:
     """The weighted mean of means, in float64; NaN if there is no weight."""
     wide = weights.astype(np.float64)
@@ -265,7 +259,8 @@ def _mean(means: np.ndarray, weights: np.ndarray) -> float:
     return float(np.where(wide == 0, 0.0, means * wide).sum() / total)
 
 
-def _shown(value: np.ndarray) -> str:
+def _shown(value: Any) -> str:
     if np.ndim(value) == 0:
-        return f"{value.item():.6g}" if value.dtype.kind == "f" else str(value.item())
+        is_float = isinstance(value, float | np.floating)
+        return f"{value:.6g}" if is_float else str(value)
     return f"[{_shown(value[0])} … {_shown(value[-1])}]"

@@ -1,8 +1,12 @@
 """Named numbers packed into one vector of words, for one small transfer to the host."""
 
+import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +20,7 @@ class Layout:
     """How named numbers lie in a vector of 32-bit words.
 
     Attributes:
-        fields: Name, NumPy dtype and shape of each, in order.
+        fields: Name, NumPy dtype and shape of each, scalars first.
         params: The parameters that a field with one number each speaks of.
         is_maskable: Whether all the numbers can leave out single rows.
     """
@@ -35,9 +39,41 @@ class Layout:
         """The NumPy dtype of one record."""
         return np.dtype(list(self.fields))
 
-    def unpack(self, words: np.ndarray) -> np.ndarray:
-        """Records ``[...]`` from words ``[..., num_words]``."""
-        return np.ascontiguousarray(words).view(self.dtype)[..., 0]
+    @cached_property
+    def struct(self) -> struct.Struct:
+        """One record as Python's `struct` reads it."""
+        kinds = [f"{math.prod(shape)}{_CODES[kind]}" for _, kind, shape in self.fields]
+        return struct.Struct("<" + "".join(kinds))
+
+    @cached_property
+    def spans(self) -> tuple[tuple[str, int, int], ...]:
+        """Name, start and end of each field that is a vector, counted in numbers."""
+        ends = accumulate(math.prod(shape) for _, _, shape in self.fields)
+        return tuple(
+            (name, end - shape[0], end)
+            for (name, _, shape), end in zip(self.fields, ends, strict=True)
+            if shape
+        )
+
+    def unpack_one(self, words: Any) -> dict[str, Any]:
+        """Python numbers by name, or tuples of them, from words ``[num_words]``.
+
+        Faster than NumPy's records where it counts, right after a wait.
+        """
+        numbers = self.struct.unpack(words)
+        # Vectors come last, so the scalars' names meet their numbers.
+        values: dict[str, Any] = dict(zip(self.names, numbers, strict=False))
+        for name, start, end in self.spans:
+            values[name] = numbers[start:end]
+        return values
+
+    def unpack_many(self, words: np.ndarray) -> dict[str, np.ndarray]:
+        """Arrays ``[num_steps, ...]`` by name from words ``[num_steps, num_words]``."""
+        records = np.ascontiguousarray(words).view(self.dtype)[:, 0]
+        return {name: records[name] for name in self.names}
+
+
+_CODES = {"<f4": "f", "<f8": "d", "<i4": "i"}
 
 
 class Packed:
@@ -69,14 +105,15 @@ def pack(
     """Numbers packed without loss.
 
     Args:
-        numbers: Arrays by name: floats of 32 or 64 bits, integers or bools.
+        numbers: Scalars by name, then vectors: floats of 32 or 64 bits, integers or
+            bools.
         params: Kept in the layout.
         is_maskable: Kept in the layout.
 
     Example:
         >>> packed = pack({"loss": jnp.float32(0.5), "step": jnp.int32(7)})
-        >>> packed.layout.unpack(np.asarray(packed.words))["step"].item()
-        7
+        >>> packed.layout.unpack_one(np.asarray(packed.words))
+        {'loss': 0.5, 'step': 7}
     """
     wide = {name: _widened(number) for name, number in numbers.items()}
     words = [
