@@ -591,7 +591,7 @@ def test_an_unknown_mode_of_a_cycle_is_refused_with_the_known_ones():
 
     with pytest.raises(
         ValueError,
-        match=r'^`mode` must be "triangular" or "triangular2" or "exp_range", got '
+        match=r'^`mode` must be "triangular", "triangular2" or "exp_range", got '
         r"'square'$",
     ):
         cyclic(0, 1, 10, mode=mode)
