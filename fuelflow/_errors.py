@@ -12,20 +12,35 @@ What goes wrong with a run has a class of its own, with its facts as attributes:
                                                                   (also a KeyError)
 """
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 
 class FuelflowError(Exception):
     """The root of every error of a run."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By its facts and not by calling the class again, whose arguments differ.
+        return _restore, (type(self), self.args, vars(self))
+
+
+def _restore(
+    kind: type[FuelflowError], arguments: tuple[Any, ...], facts: dict[str, Any]
+) -> FuelflowError:
+    error = kind.__new__(kind, *arguments)
+    vars(error).update(facts)
+    return error
+
 
 class NonFiniteError(FuelflowError, ArithmeticError):
-    """A step met a NaN or infinite loss or gradient, and left the state as it was.
+    """A step met a NaN or infinite loss, gradient or rate; the state is as it was.
 
     Attributes:
         step: The 1-based number of the step.
         loss: The loss of that step.
         grad_norm: The gradient's global norm.
+        lr: The learning rate; None if the optimizer keeps its own.
         names: The first parameters, at most eight, whose gradient is not finite.
         num_names: How many there are.
         num_skipped: Steps of the run left out by the end of the dispatch it was in.
@@ -37,31 +52,38 @@ class NonFiniteError(FuelflowError, ArithmeticError):
         loss: float,
         grad_norm: float,
         *,
+        lr: float | None,
         names: Sequence[str],
         num_names: int,
         num_skipped: int,
     ) -> None:
         self.step = step
+        self.lr = lr
         self.loss = loss
         self.grad_norm = grad_norm
         self.names = tuple(names)
         self.num_names = num_names
         self.num_skipped = num_skipped
-        super().__init__(_describe_nonfinite(step, loss, grad_norm, names, num_names))
+        super().__init__(self._describe())
 
-
-def _describe_nonfinite(
-    step: int, loss: float, grad_norm: float, names: Sequence[str], num_names: int
-) -> str:
-    text = f"step {step} is not finite: loss {loss:g}, gradient norm {grad_norm:g}"
-    if names:
-        more = f" and {num_names - len(names)} more" if num_names > len(names) else ""
-        listed = ", ".join(f"`{name}`" for name in names)
-        text += f"; the gradient is bad in {listed}{more}"
-    return (
-        text + ". The state was left as it was before that step; "
-        '`nonfinite="skip"` counts such steps and goes on'
-    )
+    def _describe(self) -> str:
+        text = (
+            f"step {self.step} is not finite: loss {self.loss:g}, gradient norm "
+            f"{self.grad_norm:g}"
+        )
+        if self.lr is not None:
+            text += f", learning rate {self.lr:g}"
+        if self.names:
+            more = self.num_names - len(self.names)
+            listed = ", ".join(f"`{name}`" for name in self.names)
+            text += f"; the gradient's squares do not sum to a number in {listed}"
+            text += f" and {more} more" if more else ""
+        elif math.isnan(self.loss) and self.grad_norm == 0:
+            text += "; the weights of its loss sum to 0"
+        return (
+            text + ". The state was left as it was before that step; "
+            '`nonfinite="skip"` counts such steps and goes on'
+        )
 
 
 class RecompileError(FuelflowError):

@@ -61,7 +61,7 @@ def copied(tree: PyTree) -> PyTree:
 
 
 def device_of(tree: PyTree) -> Device:
-    """The one device that holds a tree's arrays: JAX's default if they are on the host.
+    """The one device that a tree's arrays are committed to, or JAX's default.
 
     Raises:
         ValueError: If an array is spread over several devices, or two are apart.
@@ -77,7 +77,8 @@ def device_of(tree: PyTree) -> Device:
                 f"{len(leaf.sharding.device_set)}: gather it with "
                 "jax.device_put(model, device)"
             )
-        devices.setdefault(next(iter(leaf.sharding.device_set)), name)
+        if leaf.committed:  # others follow, as in any computation with them
+            devices.setdefault(next(iter(leaf.sharding.device_set)), name)
     if len(devices) > 1:
         (first, a), (second, b), *_ = devices.items()
         raise ValueError(

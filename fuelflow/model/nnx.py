@@ -62,10 +62,17 @@ class NNXDefinition:
         unused: a module draws from its own `nnx.Rngs`, whose counters are variables.
         """
         del key
+        from flax import nnx
+
         module = self.build(params, variables)
         if not training:
             module.eval()
-        return BoundNNX(self, module, params, variables)
+        known = frozenset(
+            id(node)
+            for _, node in nnx.iter_graph(module)
+            if isinstance(node, nnx.Variable)
+        )
+        return BoundNNX(self, module, params, variables, known)
 
     def build(self, params: Params, variables: Variables) -> Any:
         """The module around the given arrays."""
@@ -86,13 +93,20 @@ class BoundNNX:
     model: Any
     params: Params
     variables: Variables
+    known: frozenset[int]
 
     def harvest(self) -> tuple[Variables, Variables]:
         """The module's variables after the pass, and what it sowed."""
         from flax import nnx
 
-        known = self.definition.variable_paths
-        popped = nnx.pop(self.model, lambda path, _: _dotted(path) not in known)
+        # A tied variable has a second path, by which it is not known.
+        paths = self.definition.variable_paths
+        popped = nnx.pop(
+            self.model,
+            lambda path, node: (
+                _dotted(path) not in paths and id(node) not in self.known
+            ),
+        )
         graphdef, state = nnx.split(self.model)
         after = named_leaves(state, unboxed_name)
         require_same_variables({**self.params, **self.variables}, after)

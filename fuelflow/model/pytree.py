@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from jax.tree_util import (
     DictKey,
     GetAttrKey,
@@ -69,7 +70,7 @@ def make_functional_pytree(model: Any) -> FunctionalModel:
     two places is two parameters, as for `jax.grad`.
 
     Raises:
-        TypeError: If a parameter is complex.
+        TypeError: If a parameter is complex, or an array is not numeric.
         ValueError: If there is no floating leaf, or two leaves have one name.
     """
     paths, treedef = tree_flatten_with_path(model)
@@ -79,6 +80,11 @@ def make_functional_pytree(model: Any) -> FunctionalModel:
     variables: Variables = {}
     constants: list[tuple[str, Any]] = []
     for name, (path, leaf) in zip(names, paths, strict=True):
+        if isinstance(leaf, np.ndarray) and not is_array(leaf):
+            raise TypeError(
+                f"model leaf `{name}` is an array of dtype {leaf.dtype}, which no "
+                "program can hold: keep it outside of the model"
+            )
         if _is_setting(model, path, leaf):
             constants.append((name, leaf))
             continue

@@ -4,6 +4,7 @@ import math
 from numbers import Integral, Real
 
 _LARGEST_INT32 = 2**31 - 1
+_LARGEST_FLOAT32 = 3.4028234663852886e38
 
 
 def checked_number(name: str, value: object) -> float:
@@ -18,7 +19,7 @@ def checked_number(name: str, value: object) -> float:
 def checked_rate(name: str, value: object) -> float:
     """The value as a float, refused by name if it is negative or not finite."""
     number = checked_number(name, value)
-    if not 0 <= number < math.inf:
+    if not 0 <= number <= _LARGEST_FLOAT32:
         raise ValueError(f"`{name}` must be finite and at least 0, got {value}")
     return number
 

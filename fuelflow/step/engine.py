@@ -80,8 +80,8 @@ class Engine:
 
         Loss and gradient → global norm → clip by norm → clip by value → optimizer at
         ``schedule(step) * lr_scale`` → ``step + 1``. Unless ``keeps_bad_updates``, a
-        step whose loss or gradient norm is not finite leaves everything as it was but
-        the count of skipped steps.
+        step whose loss, gradient norm or rate is not finite leaves everything as it was
+        but the count of skipped steps.
 
         Returns:
             The new moving part, the packed outcome, and what the forward pass created.
@@ -90,8 +90,11 @@ class Engine:
         squares = [square_sum(found.grads[name]) for name in self.trained_names]
         norm = jnp.sqrt(sum_in_order(squares))
         loss = _or_nan(found.loss)
-        is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         rate = self._rate(moving.step, fixed)
+        is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        if not self.rules.optimizer.has_own_rate:
+            # Below 0 is a rate that was never given.
+            is_finite &= jnp.isfinite(rate) & (rate >= 0)
         after = self._update(moving, found, rate, norm, is_finite)
         numbers = {
             "loss": loss,

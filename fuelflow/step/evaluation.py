@@ -18,23 +18,38 @@ from fuelflow.step.state import TrainState
 
 
 def evaluate_batches(
-    programs: Programs, state: TrainState, batches: Iterable[Batch], max_in_flight: int
+    programs: Programs,
+    state: TrainState,
+    batches: Iterable[Batch],
+    *,
+    fill_up: bool,
+    max_in_flight: int,
 ) -> Evaluation:
     """Dispatches the evaluation of every batch; the means are read later.
 
     A batch with fewer rows than an earlier one is filled up to its size with rows of
     weight 0, if every value the loss returns can be told apart by row. Otherwise it
     runs at its own shape.
+
+    Raises:
+        ValueError: If there is no batch, or batches have different metrics.
     """
     assert state.flight is not None
     records: list[Array] = []
     layout: Layout | None = None
     for index, batch in enumerate(require_batches(batches)):
-        filled, row_weight = _fill_up(programs, batch)
+        is_known = programs.evaluate.find(batch) is not None  # refuses a wrong batch
+        may_fill = fill_up and not is_known
+        filled, row_weight = _fill_up(programs, batch) if may_fill else _whole(batch)
         packed: Packed = programs.evaluate(
             filled, still_part(state), filled, row_weight, np.int32(index)
         )
         layout = layout or packed.layout
+        if packed.layout.fields != layout.fields:
+            raise ValueError(
+                "a loss must return the same metrics for every batch of an evaluation, "
+                f"got {packed.layout.names} after {layout.names}"
+            )
         records.append(packed.words)
         if len(records) >= max_in_flight:
             records[-max_in_flight].block_until_ready()
@@ -44,11 +59,15 @@ def evaluate_batches(
 
 def _fill_up(programs: Programs, batch: Batch) -> tuple[Batch, np.ndarray]:
     """A batch at the size of a program there is, if one will do, and row weights."""
-    if programs.evaluate.find(batch) is None:
-        size = _find_larger(programs, batch)
-        if size is not None:
-            weight = (np.arange(size) < num_rows(batch)).astype(np.float32)
-            return jax.tree.map(partial(_fill, size=size), batch), weight
+    size = _find_larger(programs, batch)
+    if size is None:
+        return _whole(batch)
+    weight = (np.arange(size) < num_rows(batch)).astype(np.float32)
+    return jax.tree.map(partial(_fill, size=size), batch), weight
+
+
+def _whole(batch: Batch) -> tuple[Batch, np.ndarray]:
+    """A batch as it is, every row counting."""
     return batch, np.ones(num_rows(batch), np.float32)
 
 

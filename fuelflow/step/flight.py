@@ -28,6 +28,7 @@ class Flight:
     def __init__(self, step: int, num_skipped: int) -> None:
         self._step = step
         self._seen_skipped = num_skipped
+        self.num_dispatched = 0
         self._pending: deque[StepOutcome] = deque()
         self._due: deque[_DueRecord] = deque()
         # What is due is logged even if nobody looks again.
@@ -50,6 +51,7 @@ class Flight:
     ) -> None:
         """Takes note of a dispatch of ``num_steps`` steps."""
         self._pending.append(outcome)
+        self.num_dispatched += 1
         if log_interval is not None:
             done = self._step // log_interval
             if (self._step + num_steps) // log_interval > done:
@@ -57,14 +59,18 @@ class Flight:
                 self._due.append(record)
         self._step += num_steps
 
-    def land(self) -> None:
-        """Waits for every step dispatched so far.
+    def land(self, num_dispatched: int | None = None) -> None:
+        """Waits for every dispatch so far, or for those up to a number of them.
 
         Raises:
             NonFiniteError: If one of them was not finite and has not been raised yet.
         """
-        _log_all(self._due)
-        error = self._look(len(self._pending)) if self._pending else None
+        count = len(self._pending)
+        if num_dispatched is None:
+            _log_all(self._due)
+        else:
+            count -= self.num_dispatched - num_dispatched
+        error = self._look(count) if count > 0 else None
         if error is not None:
             self.raise_once(error)
 

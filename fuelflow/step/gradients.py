@@ -73,7 +73,9 @@ class Backward:
             sums, variables = carry
             one = self(trained, variables, *inputs)
             weighed = {
-                name: total + one.grads[name].astype(total.dtype) * one.loss.weight
+                name: total
+                + one.grads[name].astype(total.dtype)
+                * one.loss.weight.astype(total.dtype)
                 for name, total in sums.items()
             }
             return (weighed, one.variables), (one.loss, one.metrics, one.sown)

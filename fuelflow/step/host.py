@@ -1,10 +1,10 @@
 """The private memory of a TrainingLoop: its programs, and the states they take."""
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fuelflow._errors import StateMismatchError, UsedStateError
 from fuelflow.devices.placement import SingleDevice, device_of
@@ -17,8 +17,8 @@ from fuelflow.step.optimizer import initial_state, rate_multipliers
 from fuelflow.step.program import CompileLog
 from fuelflow.step.programs import Programs, arrays_of
 from fuelflow.step.rules import StepRules
-from fuelflow.step.spec import StateSpec, make_spec
-from fuelflow.step.state import TrainState, evolve
+from fuelflow.step.spec import StateSpec, make_spec, same_definition
+from fuelflow.step.state import NO_RATE, TrainState, evolve
 
 
 class Host:
@@ -44,7 +44,7 @@ class Host:
         params, variables = placement.place(
             (functional.params, functional.variables), copy=True
         )
-        lr = placement.put(jnp.float32(math.nan))
+        lr = placement.put(np.float32(NO_RATE))
         opt_state = initial_state(
             self.rules.optimizer, {name: params[name] for name in trained}, lr
         )
@@ -62,11 +62,18 @@ class Host:
         )
         state = evolve(state, **placement.place(arrays_of(state)))
         spec = make_spec(state.definition, arrays_of(state))
-        if self._programs is None or not self._programs.spec.matches(spec):
+        known = self._programs
+        if (
+            known is None
+            or known.placement.device != placement.device
+            or not known.spec.matches(spec)
+        ):
             self._programs = self._make_programs(spec, placement)
         return evolve(state, flight=Flight(0, 0))
 
-    def ready(self, state: TrainState) -> tuple[TrainState, Programs]:
+    def ready(
+        self, state: TrainState, *, will_step: bool = False
+    ) -> tuple[TrainState, Programs]:
         """A state as this loop's programs expect it, and those programs.
 
         A state that the loop's own step returned is known to be. Any other is checked
@@ -76,11 +83,18 @@ class Host:
             StateMismatchError: If it belongs to another loop or model.
             TypeError: If it is no `TrainState`.
             UsedStateError: If a step has taken over its buffers.
-            ValueError: If the learning rate was never given.
+            ValueError: If a step is to be taken and the rate was never given.
         """
         programs = self._programs
         if programs is None or getattr(state, "spec", None) is not programs.spec:
-            return self._admit(state)
+            state, programs = self._admit(state)
+            if will_step and self.rules.needs_lr and float(state.lr) < 0:
+                raise ValueError(
+                    "the learning rate must be given before the first step: pass "
+                    "`schedule=` (a number will do), or call "
+                    "`state = loop.set_lr(state, lr)`"
+                )
+            return state, programs
         if state.step.is_deleted():
             raise UsedStateError("step")
         return state, programs
@@ -99,15 +113,9 @@ class Host:
         if programs is None:
             programs = self._bind(state)
         arrays = programs.spec.arrange(arrays)
-        if state.definition != programs.spec.definition:
+        if not same_definition(state.definition, programs.spec.definition):
             raise StateMismatchError([], [], [_OTHER_MODEL])
         arrays = programs.placement.place(arrays)
-        if self.rules.needs_lr and math.isnan(float(arrays["lr"])):
-            raise ValueError(
-                "the learning rate must be given before the first step: pass "
-                "`schedule=` (a number will do), or call "
-                "`state = loop.set_lr(state, lr)`"
-            )
         self._programs = programs
         flight = state.flight or Flight(int(arrays["step"]), int(arrays["num_skipped"]))
         return evolve(state, **arrays, spec=programs.spec, flight=flight), programs

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fuelflow._errors import NonFiniteError
 from fuelflow._types import Batch, Grads, LossFunction, Schedule, Variables
 from fuelflow.devices.placement import SingleDevice, copied, device_of
 from fuelflow.model.nnx import write_into
@@ -55,12 +56,12 @@ class TrainingLoop:
         accumulate_steps: Microbatches that a batch is split into, in the memory of one.
         trainable: Patterns of the parameters to train; ``"!encoder"`` freezes.
         lr_groups: Pattern to factor on the rate; the patterns must not overlap.
-        nonfinite: What a NaN or infinite loss or gradient does. ``"raise"`` leaves the
-            state as it was and raises `NonFiniteError` when the host next looks;
+        nonfinite: What a loss, gradient or rate that is not finite does. ``"raise"`` leaves
+            the state as it was and raises `NonFiniteError` when the host next looks;
             ``"skip"`` leaves it as it was and counts; ``"propagate"`` applies it.
-        log_interval: Steps between records in the ``fuelflow`` logger, each with step,
-            loss, lr and grad_norm. A record is written when its step is done, without
-            waiting for it.
+        log_interval: Steps, skipped ones included, between records in the ``fuelflow``
+            logger, each with step, loss, lr and grad_norm. A record is written when its
+            step is done, without waiting for it.
         strict_compile: Whether compiling a program a second time is an error.
         max_in_flight: Dispatches the host may be ahead of the device.
 
@@ -108,7 +109,9 @@ class TrainingLoop:
             object.__setattr__(self, "trainable", trainable)
         rules = StepRules(
             loss=resolve_loss(self.loss_fn, "loss_fn"),
-            eval_loss=resolve_loss(self.eval_fn or self.loss_fn, "eval_fn"),
+            eval_loss=resolve_loss(
+                self.loss_fn if self.eval_fn is None else self.eval_fn, "eval_fn"
+            ),
             optimizer=resolve_optimizer(self.optimizer),
             schedule=None if self.schedule is None else as_schedule(self.schedule),
             max_grad_norm=self.max_grad_norm,
@@ -139,6 +142,9 @@ class TrainingLoop:
     def init(self, model: Any, *, seed: SupportsIndex | jax.Array = 0) -> TrainState:
         """A first state: the model's arrays, copied, with fresh optimizer state.
 
+        A loop holds the programs of the model it was given last, and refuses states of
+        an earlier one; for two models at a time take two loops.
+
         Args:
             model: An `nnx.Module`, a `Linen`, or a pytree with floating leaves.
             seed: Seed, or key, of the keys that the loss and a linen model are given. A
@@ -156,7 +162,9 @@ class TrainingLoop:
 
         Args:
             state: The state, whose buffers the step takes over.
-            batch: A tree of NumPy or JAX arrays that share their leading axis.
+            batch: A tree of NumPy or JAX arrays that share their leading axis, on the
+                host or where the state is. Do not write into it afterwards: the device
+                may not have read it yet.
 
         Returns:
             The new state, and a promise of what the step said.
@@ -169,13 +177,14 @@ class TrainingLoop:
             StateMismatchError: If the state belongs to another loop or model.
             TypeError: If the batch, loss or a metric has the wrong kind.
             UsedStateError: If the state was used before.
-            ValueError: If the batch, loss or a metric has the wrong shape.
+            ValueError: If the batch, loss or a metric has the wrong shape, or the
+                learning rate was never given.
         """
         state, programs = self._ready_to_dispatch(state)
         return self._dispatch_step(programs, state, batch)
 
     def _ready_to_dispatch(self, state: TrainState) -> tuple[TrainState, Programs]:
-        state, programs = self._host.ready(state)
+        state, programs = self._host.ready(state, will_step=True)
         flight = state.flight
         assert flight is not None
         error = flight.make_room(self.max_in_flight)
@@ -206,7 +215,8 @@ class TrainingLoop:
 
         Args:
             state: The state, whose buffers are taken over.
-            batches: Batches like those of `step`.
+            batches: Batches like those of `step`. Several are held at a time, so an
+                iterator must not write the next one into the same buffer.
             steps_per_call: Steps in one dispatch, at least 1.
 
         Returns:
@@ -215,21 +225,33 @@ class TrainingLoop:
 
         Raises:
             ValueError: If ``steps_per_call`` is below 1, or there is no batch; besides
-                everything that `step` raises.
+                everything that `step` raises. An error after the first dispatch, even
+                an interrupt, has the state so far as its ``state`` and the outcomes as
+                its ``outcome``.
         """
         checked_count("steps_per_call", steps_per_call, least=1)
         state, programs = self._ready_to_dispatch(state)
         outcomes: list[StepOutcome] = []
-        for group in groups_of_equal_shape(require_batches(batches), steps_per_call):
-            if len(group) == steps_per_call > 1:
-                state, outcome = self._dispatch_run(programs, state, group)
-            else:
-                state, outcome = self._dispatch_step(programs, state, group[0])
-            outcomes.append(outcome)
-            assert state.flight is not None
-            if state.flight.make_room(self.max_in_flight) is not None:
-                break
-        return state, StepOutcome.stacked(outcomes)
+        seen: NonFiniteError | None = None
+        try:
+            for group in groups_of_equal_shape(
+                require_batches(batches), steps_per_call
+            ):
+                if len(group) == steps_per_call > 1:
+                    state, outcome = self._dispatch_run(programs, state, group)
+                else:
+                    state, outcome = self._dispatch_step(programs, state, group[0])
+                outcomes.append(outcome)
+                assert state.flight is not None
+                seen = state.flight.make_room(self.max_in_flight)
+                if seen is not None:
+                    break
+        except BaseException as error:
+            # The given state is used up: whoever catches this needs the new one.
+            if outcomes:
+                _hand_back(error, state, StepOutcome.stacked(outcomes))
+            raise
+        return state, StepOutcome.stacked(outcomes, seen)
 
     def _dispatch_run(
         self, programs: Programs, state: TrainState, group: list[Batch]
@@ -271,12 +293,16 @@ class TrainingLoop:
         Nothing is updated and the state stays usable. Frozen parameters have none.
 
         Raises:
-            Exception: Everything that `step` raises about its arguments.
+            TypeError: As `step`.
+            UsedStateError: As `step`, as are the other errors about its arguments.
+            ValueError: As `step`.
         """
         state, programs = self._host.ready(state)
         return programs.grads(batch, moving_part(state), fixed_part(state), batch)
 
-    def evaluate(self, state: TrainState, batches: Iterable[Batch]) -> Evaluation:
+    def evaluate(
+        self, state: TrainState, batches: Iterable[Batch], *, fill_up: bool = True
+    ) -> Evaluation:
         """The weighted means of the loss and metrics over all examples of a data set.
 
         An `nnx.Module` is put in eval mode; a linen model's bound object says
@@ -287,6 +313,10 @@ class TrainingLoop:
         Args:
             state: The state to evaluate.
             batches: Batches, of any sizes.
+            fill_up: Whether a smaller batch may be filled up with copies of its last
+                row, of weight 0. Turn it off for a loss in which the rows of a batch
+                see each other, such as a contrastive one: a smaller batch then runs at
+                its own shape.
 
         Returns:
             A promise: a mapping with ``loss`` and each metric, which waits when read.
@@ -296,7 +326,13 @@ class TrainingLoop:
                 about its arguments.
         """
         state, programs = self._host.ready(state)
-        return evaluate_batches(programs, state, batches, self.max_in_flight)
+        return evaluate_batches(
+            programs,
+            state,
+            batches,
+            fill_up=fill_up,
+            max_in_flight=self.max_in_flight,
+        )
 
     def plan(self, state: TrainState, batch: Batch) -> StepPlan:
         """What the step will do with such a state and batch, before it runs.
@@ -304,7 +340,9 @@ class TrainingLoop:
         Compiles the step if it is not compiled yet, and runs nothing.
 
         Raises:
-            Exception: Everything that `step` raises about its arguments.
+            TypeError: As `step`.
+            UsedStateError: As `step`, as are the other errors about its arguments.
+            ValueError: As `step`.
         """
         state, programs = self._host.ready(state)
         executable = programs.step.executable(
@@ -386,6 +424,14 @@ class TrainingLoop:
         if changed.flight is not None:
             changed.flight.set_step(step)
         return changed
+
+
+def _hand_back(error: BaseException, state: TrainState, outcome: StepOutcome) -> None:
+    """Puts what a run had reached into the error that ended it."""
+    vars(error).update(state=state, outcome=outcome)
+    error.add_note(
+        "the run had taken steps before this: go on with the `.state` of this error"
+    )
 
 
 def _with_scalar(state: TrainState, name: str, value: np.generic) -> TrainState:

@@ -3,13 +3,13 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 
 from fuelflow._errors import MissingFieldError
 from fuelflow._types import Array, Batch, LossFunction
-from fuelflow.step.weighted import Mean, Weighted, is_maskable, read_form
+from fuelflow.step.weighted import Mean, is_maskable, read_form
 
 
 class LossReading(NamedTuple):
@@ -26,10 +26,10 @@ class LossReading(NamedTuple):
 
 @dataclass(frozen=True)
 class Loss:
-    """A user's loss function, and whether it takes a key."""
+    """A user's loss function, and how it takes a key."""
 
     function: LossFunction
-    takes_key: bool
+    key_style: Literal["positional", "keyword", "none"]
 
     def read(
         self, model: Any, batch: Batch, key: jax.Array, row_weight: Array | None = None
@@ -48,8 +48,7 @@ class Loss:
             ValueError: If a value has the wrong shape.
         """
         num_rows = jax.tree.leaves(batch)[0].shape[0]
-        arguments = (model, batch, key) if self.takes_key else (model, batch)
-        loss, metrics = _split_result(_call(self.function, arguments, batch))
+        loss, metrics = _split_result(self._call(model, batch, key))
         forms = [loss, *metrics.values()]
         means = {
             name: read_form(
@@ -63,12 +62,25 @@ class Loss:
             all(is_maskable(form, num_rows) for form in forms),
         )
 
+    def _call(self, model: Any, batch: Batch, key: jax.Array) -> Any:
+        positional = (key,) if self.key_style == "positional" else ()
+        keywords = {"key": key} if self.key_style == "keyword" else {}
+        try:
+            return self.function(model, batch, *positional, **keywords)
+        except KeyError as error:
+            name = error.args[0] if error.args else None
+            if isinstance(batch, dict) and isinstance(name, str) and name not in batch:
+                # Another dict of the user's may lack it too: asked once more, the batch
+                # speaks up if it is the one.
+                self.function(model, _Fields(batch), *positional, **keywords)
+            raise
+
 
 def resolve_loss(function: Callable[..., Any], argument: str) -> Loss:
     """A loss function with what its signature says.
 
-    A function takes a key if it has three required positional parameters, or one named
-    ``key``.
+    A function takes a key by keyword if it has a parameter ``key`` without a value of
+    its own, and by position if it has three required positional parameters.
 
     Raises:
         TypeError: If it is not callable as ``(model, batch)`` or
@@ -80,39 +92,45 @@ def resolve_loss(function: Callable[..., Any], argument: str) -> Loss:
             f"got a {type(function).__name__}"
         )
     try:
-        parameters = inspect.signature(function).parameters
+        signature = inspect.signature(function)
     except ValueError:  # some built-in callables have no signature
-        return Loss(function, takes_key=False)
-    required = [
-        parameter
-        for parameter in parameters.values()
-        if parameter.kind
-        in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        and parameter.default is parameter.empty
-    ]
-    takes_key = len(required) == 3 or "key" in list(parameters)[2:]
+        return Loss(function, "none")
+    style = _key_style(signature)
     try:
-        inspect.signature(function).bind(*range(3 if takes_key else 2))
+        signature.bind(
+            *range(3 if style == "positional" else 2),
+            **({"key": None} if style == "keyword" else {}),
+        )
     except TypeError as error:
         raise TypeError(
             f"`{argument}` must be callable as (model, batch) or (model, batch, key), "
-            f"got the parameters ({', '.join(parameters)})"
+            f"got the parameters ({', '.join(signature.parameters)})"
         ) from error
-    return Loss(function, takes_key)
+    return Loss(function, style)
 
 
-def _call(function: LossFunction, arguments: tuple[Any, ...], batch: Batch) -> Any:
-    try:
-        return function(*arguments)
-    except KeyError as error:
-        name = error.args[0] if error.args else None
-        if isinstance(batch, dict) and isinstance(name, str) and name not in batch:
-            raise MissingFieldError(name, [str(field) for field in batch]) from error
-        raise
+def _key_style(
+    signature: inspect.Signature,
+) -> Literal["positional", "keyword", "none"]:
+    parameters = signature.parameters.values()
+    named = signature.parameters.get("key")
+    if named is not None and named.kind is not named.POSITIONAL_ONLY:
+        has_own = named.default is not named.empty and named.default is not None
+        return "none" if has_own else "keyword"
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters if p.kind in kinds and p.default is p.empty]
+    return "positional" if len(required) == 3 else "none"
+
+
+class _Fields(dict[str, Any]):
+    """A batch that answers for itself when it is asked for a field it lacks."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise MissingFieldError(name, [str(field) for field in self])
 
 
 def _split_result(result: Any) -> tuple[Any, dict[str, Any]]:
-    if not isinstance(result, tuple) or isinstance(result, Weighted):
+    if not isinstance(result, tuple):
         return result, {}
     if len(result) != 2 or not isinstance(result[1], dict):
         kinds = ", ".join(type(item).__name__ for item in result)

@@ -1,5 +1,6 @@
 """The optimizer: an optax transformation, or a factory that is given the rate."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -55,7 +56,9 @@ class Optimizer:
         found = optax.tree_utils.tree_get_all_with_path(opt_state, "learning_rate")
         # A scheduled rate has a state of the same name beside it.
         rates = [value for _, value in found if isinstance(value, jax.Array)]
-        return rates[0].astype(jnp.float32) if len(rates) == 1 else None
+        if len(rates) != 1 or rates[0].ndim:
+            return None
+        return rates[0].astype(jnp.float32)
 
 
 def resolve_optimizer(optimizer: Transformation | Factory) -> Optimizer:
@@ -72,6 +75,7 @@ def resolve_optimizer(optimizer: Transformation | Factory) -> Optimizer:
             f"rate such as optax.adamw, got a {type(optimizer).__name__}"
         )
     name = getattr(optimizer, "__name__", "optimizer")
+    _require_factory(optimizer, name)
 
     def make(rate: Scalar) -> Transformation:
         made = optimizer(rate)
@@ -83,6 +87,18 @@ def resolve_optimizer(optimizer: Transformation | Factory) -> Optimizer:
         return made
 
     return Optimizer(make, has_own_rate=False, name=name)
+
+
+def _require_factory(factory: Factory, name: str) -> None:
+    """Refuses what optax has besides factories of a learning rate, such as `chain`."""
+    if not str(getattr(factory, "__module__", "")).startswith("optax."):
+        return
+    first = next(iter(inspect.signature(factory).parameters), None)
+    if first not in ("learning_rate", "args"):
+        raise TypeError(
+            f"`optimizer` must be a factory of the learning rate, but `{name}` takes "
+            f"`{first}` first: call it, and pass the transformation it gives"
+        )
 
 
 def _always(ready: Transformation) -> Factory:
@@ -106,17 +122,12 @@ def rate_multipliers(
         trainable: Those that are trained.
 
     Raises:
-        TypeError: If ``groups`` is no mapping, or a factor no number.
+        TypeError: If a factor is no number.
         ValueError: If a factor is negative or not finite, a pattern selects no trained
             parameter, or two patterns select the same one.
     """
     if groups is None:
         return {}
-    if not isinstance(groups, Mapping):
-        raise TypeError(
-            "`lr_groups` must map patterns to factors of the rate, "
-            f"got a {type(groups).__name__}"
-        )
     factors: dict[str, float] = {}
     owner: dict[str, str] = {}
     for pattern, factor in groups.items():
@@ -153,13 +164,21 @@ def initial_state(optimizer: Optimizer, params: Params, rate: jax.Array) -> PyTr
     """The optimizer's first state, by one small program.
 
     Raises:
-        TypeError: If the factory needs the rate as a Python number.
+        TypeError: If the factory needs the rate as a Python number, or keeps it.
     """
     try:
-        return jax.jit(optimizer.init)(params, rate)
+        state = jax.jit(optimizer.init)(params, rate)
     except jax.errors.ConcretizationTypeError as error:
         raise TypeError(
             f"the optimizer factory `{optimizer.name}` must accept a traced learning "
             "rate, but asks for its value; pass a ready transformation instead, which "
             "keeps its own rate"
         ) from error
+    found = optax.tree_utils.tree_get_all_with_path(state, "learning_rate")
+    if found and not optimizer.has_own_rate:
+        raise TypeError(
+            f"the optimizer factory `{optimizer.name}` must not keep its rate in its "
+            "state, where no schedule reaches it: pass optax.adam in place of "
+            "optax.inject_hyperparams(optax.adam), or a ready transformation"
+        )
+    return state

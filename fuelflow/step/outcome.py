@@ -26,7 +26,10 @@ class StepOutcome:
     `finite` itself, `is_ready` and `repr` never do.
     """
 
-    __slots__ = ("_error", "_flight", "_layout", "_parts", "_values", "_words")
+    __slots__ = (
+        *("_error", "_flight", "_layout", "_parts", "_uneven", "_values", "_words"),
+        "__weakref__",
+    )
 
     def __init__(
         self, words: Array | None, layout: Layout, flight: "Flight | None" = None
@@ -37,23 +40,29 @@ class StepOutcome:
         self._parts: Sequence[StepOutcome] = ()
         self._values: dict[str, Any] | None = None
         self._error: NonFiniteError | None = None
+        self._uneven: Layout | None = None
 
     @classmethod
-    def stacked(cls, parts: Sequence["StepOutcome"]) -> "StepOutcome":
+    def stacked(
+        cls, parts: Sequence["StepOutcome"], error: NonFiniteError | None = None
+    ) -> "StepOutcome":
         """One outcome over the steps of several, which share what they wait for.
 
-        Raises:
-            ValueError: If they do not have the same metrics.
+        Args:
+            parts: The outcomes, in order.
+            error: What was seen of an earlier step, and is still to be raised.
         """
-        first = parts[0]
-        for part in parts:
-            if part._layout.fields != first._layout.fields:
-                raise ValueError(
-                    "a loss must return the same metrics for every batch of a run, got "
-                    f"{first._metric_names()} and {part._metric_names()}"
-                )
-        whole = cls(None, first._layout, first._flight)
+        whole = cls(None, parts[0]._layout, parts[0]._flight)
         whole._parts = parts
+        whole._error = error
+        whole._uneven = next(
+            (
+                part._layout
+                for part in parts
+                if part._layout.fields != whole._layout.fields
+            ),
+            None,
+        )
         return whole
 
     @property
@@ -83,7 +92,16 @@ class StepOutcome:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The weighted mean of each metric, by name."""
+        """The weighted mean of each metric, by name.
+
+        Raises:
+            ValueError: If the steps of a run do not have the same metrics.
+        """
+        if self._uneven is not None:
+            raise ValueError(
+                "a loss must return the same metrics for every batch of a run, got "
+                f"{_metrics_in(self._layout)} and {_metrics_in(self._uneven)}"
+            )
         return {name: self._read(METRIC + name) for name in self._metric_names()}
 
     @property
@@ -104,7 +122,7 @@ class StepOutcome:
         if self._values is None:
             self._values = self._fetch()
             self._words, self._parts = None, ()
-            self._error = self.first_error()
+            self._error = self._error or self.first_error()
         return self._values
 
     def _fetch(self) -> dict[str, Any]:
@@ -116,7 +134,7 @@ class StepOutcome:
         return {
             name: np.concatenate([np.atleast_1d(part[name]) for part in parts])
             for name in self._layout.names
-            if name != SQUARES
+            if name != SQUARES and all(name in part for part in parts)
         } | {SQUARES: np.concatenate([np.atleast_2d(part[SQUARES]) for part in parts])}
 
     def last_skipped(self) -> int:
@@ -149,6 +167,7 @@ class StepOutcome:
                     int(row["global_step"]),
                     float(row["loss"]),
                     float(row["grad_norm"]),
+                    lr=float(row["lr"]) if "lr" in row else None,
                     names=names[:8],
                     num_names=len(names),
                     num_skipped=self.last_skipped(),
@@ -168,8 +187,7 @@ class StepOutcome:
         self._flight.raise_once(error)
 
     def _metric_names(self) -> list[str]:
-        names = (name for name in self._layout.names if name.startswith(METRIC))
-        return [name.removeprefix(METRIC) for name in names]
+        return [] if self._uneven is not None else _metrics_in(self._layout)
 
     def __str__(self) -> str:
         self._read("finite")
@@ -201,6 +219,7 @@ class Evaluation(Mapping[str, float]):
         self._records = records
         self._layout = layout
         self._flight = flight
+        self._num_dispatched = flight.num_dispatched
         self._means: dict[str, float] | None = None
         self._weight = 0.0
 
@@ -212,11 +231,13 @@ class Evaluation(Mapping[str, float]):
 
     def is_ready(self) -> bool:
         """Whether reading would not wait."""
-        return self._means is not None or all(map(_is_ready, self._records))
+        if self._means is not None:
+            return True
+        return all(map(_is_ready, self._records))
 
     def _realize(self) -> dict[str, float]:
         if self._means is None:
-            self._flight.land()
+            self._flight.land(self._num_dispatched)
             table = self._layout.unpack_many(np.stack(self._records))
             names = [n for n in self._layout.names if not n.startswith(WEIGHT)]
             self._means = {
@@ -244,6 +265,11 @@ class Evaluation(Mapping[str, float]):
 def _is_ready(array: Array) -> bool:
     # jax.Array has the method; its abstract class does not declare it.
     return cast(Any, array).is_ready()
+
+
+def _metrics_in(layout: Layout) -> list[str]:
+    names = (name for name in layout.names if name.startswith(METRIC))
+    return [name.removeprefix(METRIC) for name in names]
 
 
 def _is_all(flags: int | np.ndarray) -> bool:

@@ -48,7 +48,8 @@ class StepPlan:
         output_bytes: Size of the new state and the outcome.
         aliased_bytes: The part of the output that reuses the argument's buffers.
         temporary_bytes: Size of what is allocated besides while the step runs.
-        peak_bytes: The most that is allocated at a time.
+        peak_bytes: The most that is allocated at a time, as the backend reckons it;
+            on a CPU that leaves out temporaries.
         jaxpr: The traced program.
         text: The compiled program, as the backend prints it.
     """

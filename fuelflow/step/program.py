@@ -67,7 +67,9 @@ class CompileLog:
         known = self._tables.get(program)
         if not known:
             return ()
-        changes = tuple(nearest_changes(known, table)) or ("the model's structure",)
+        changes = tuple(nearest_changes(known, table)) or (
+            "the structure of the model or batch, or where it is",
+        )
         if self._is_strict:
             raise RecompileError(program, changes)
         return changes
@@ -162,7 +164,8 @@ class Program:
         try:
             if self._only is not None:
                 # While there is one executable, JAX's own check of the arguments serves
-                # as the look at the signature, at no cost unless it fails.
+                # as the look at the signature, at no cost unless it fails. It comes
+                # before anything runs, so nothing runs twice.
                 try:
                     return self._only.call(*arguments)
                 except TypeError:

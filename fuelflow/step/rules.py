@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fuelflow._types import Schedule
 from fuelflow.step.checks import checked_count, checked_positive
@@ -46,8 +47,12 @@ class StepRules:
         if self.schedule is not None:
             self.require_given_rate("a `schedule`")
         for name in ("max_grad_norm", "max_grad_value"):
-            if getattr(self, name) is not None:
-                checked_positive(name, getattr(self, name))
+            limit = getattr(self, name)
+            if limit is not None:
+                # A Python number: a NumPy one would widen the gradients it clips.
+                object.__setattr__(self, name, checked_positive(name, limit))
+        if self.lr_groups is not None:
+            object.__setattr__(self, "lr_groups", _copied(self.lr_groups))
         checked_count("accumulate_steps", self.accumulate_steps, least=1)
 
     @property
@@ -68,3 +73,12 @@ class StepRules:
                 "place of `optax.adamw(1e-3)`, or `functools.partial(optax.adamw, "
                 "weight_decay=0.01)` for further arguments"
             )
+
+
+def _copied(groups: Any) -> dict[str, float]:
+    if not isinstance(groups, Mapping):
+        raise TypeError(
+            "`lr_groups` must map patterns to factors of the rate, "
+            f"got a {type(groups).__name__}"
+        )
+    return dict(groups)

@@ -39,7 +39,7 @@ class StateSpec:
         return (
             self.treedef == other.treedef
             and self.table == other.table
-            and self.definition == other.definition
+            and same_definition(self.definition, other.definition)
         )
 
     def arrange(self, arrays: PyTree) -> PyTree:
@@ -65,6 +65,14 @@ class StateSpec:
         if missing or unexpected or different:
             raise StateMismatchError(missing, unexpected, different)
         return jax.tree.unflatten(self.treedef, [leaves[name] for name in self.table])
+
+
+def same_definition(one: Definition, other: Definition) -> bool:
+    """Whether two models have one structure; not so if that cannot be told."""
+    try:
+        return one is other or bool(one == other)
+    except ValueError:  # settings that are arrays have no single truth value
+        return False
 
 
 def make_spec(definition: Definition, arrays: PyTree) -> StateSpec:
@@ -188,6 +196,13 @@ def _require_on(device: Device, name: str, leaf: Any) -> None:
 
 
 def _require_array(name: str, leaf: Any) -> None:
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError(f"`{name}` must have no mask: pass it as a field of its own")
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
+        raise TypeError(
+            f"`{name}` must be in this machine's byte order, got {leaf.dtype.str}: "
+            'convert it with .astype(x.dtype.newbyteorder("="))'
+        )
     if is_array(leaf):
         return
     if isinstance(leaf, np.ndarray):

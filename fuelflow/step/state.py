@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from fuelflow.step.spec import StateSpec
 
 
-@dataclass(frozen=True)
+NO_RATE = -1.0
+
+
+@dataclass(frozen=True, eq=False)
 class TrainState:
     """Everything a run needs to go on, on the device.
 
@@ -27,7 +30,7 @@ class TrainState:
         opt_state: The optimizer's state, over the trained parameters only.
         step: Completed updates, int32 ``[]``.
         num_skipped: Steps left out because they were not finite, int32 ``[]``.
-        lr: The rate given by `TrainingLoop.set_lr`, float32 ``[]``; NaN if none was.
+        lr: The rate given by `TrainingLoop.set_lr`, float32 ``[]``; -1 if none was.
         lr_scale: Multiplies the rate, float32 ``[]``.
         key: The run's random key; the step folds its number in.
         sown: What the last step's forward pass created, such as values recorded with
@@ -51,6 +54,9 @@ class TrainState:
         default=None, init=False, repr=False, compare=False
     )
     flight: "Flight | None" = field(default=None, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "spec": None, "flight": None}
 
     def __repr__(self) -> str:
         size = sum(param.size for param in self.params.values())

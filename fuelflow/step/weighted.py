@@ -10,17 +10,20 @@ from fuelflow._types import Array, Scalar
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Weighted:
     """Values with the weight each carries; stands for their weighted mean.
 
     Means ``sum(value * weight) / sum(weight)``. Over microbatches, batches and ranks
     the sums are added before the division, so that every token counts the same wherever
-    it falls. A value of weight 0 counts for nothing, even if it is NaN.
+    it falls. A value of weight 0 counts for nothing, even if it is NaN; its gradient
+    is multiplied by 0, which does not stop a NaN or infinity there, so make masked
+    inputs harmless before ``log`` or a division sees them.
 
     Args:
         value: Floating array of any shape, such as the loss of each token
-            ``[batch, time]``.
+            ``[batch, time]``. A leading axis of the batch's size is taken for the
+            batch's.
         weight: Array that broadcasts to ``value``, such as a mask; not negative.
 
     Example:

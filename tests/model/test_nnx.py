@@ -499,3 +499,37 @@ def test_a_variable_that_holds_a_text_is_refused_by_name():
         TypeError, match="`last` must be an array or a number, got a str"
     ):
         train(module)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_variable_in_two_places_is_one_parameter_with_both_gradients(is_first):
+    class Tied(nnx.Module):
+        def __init__(self, rngs):
+            if is_first:
+                self.embed = nnx.Embed(5, 4, rngs=rngs)
+                self.head = nnx.Linear(4, 5, use_bias=False, rngs=rngs)
+            else:
+                self.a_head = nnx.Linear(4, 5, use_bias=False, rngs=rngs)
+                self.embed = nnx.Embed(5, 4, rngs=rngs)
+                self.head = self.a_head
+            self.head.kernel = self.embed.embedding
+
+        def __call__(self, tokens):
+            return self.embed(tokens) @ self.head.kernel[...].T
+
+    tokens = np.array([0, 1, 4])
+    model = Tied(nnx.Rngs(0))
+    table = np.asarray(model.embed.embedding[...])
+    loop = ff.TrainingLoop(
+        lambda model, batch: (model(batch["token"]) ** 2).mean(-1),
+        optax.sgd,
+        schedule=0.1,
+    )
+    state = loop.init(model)
+    (grad,) = loop.grads(state, {"token": tokens}).values()
+    state, _ = loop.step(state, {"token": tokens})
+    trained = loop.model(state)
+
+    expected = jax.grad(lambda w: ((w[tokens] @ w.T) ** 2).mean())(table)
+    np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=1e-6)
+    assert trained.head.kernel is trained.embed.embedding

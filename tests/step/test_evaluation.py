@@ -190,16 +190,31 @@ def test_eval_fn_replaces_the_loss_and_may_take_a_key():
     assert evaluation["square"] - evaluation["noise"] ** 2 > 1e-3
 
 
-def test_an_evaluation_waits_only_when_read():
+def test_an_evaluation_is_a_mapping_of_means():
     loop = ff.TrainingLoop(_nnx_loss, optax.sgd, schedule=0.1)
-    state = loop.init(KINDS[2].make())
-    evaluation = loop.evaluate(state, make_batches(3))
-    text = repr(evaluation)
+    evaluation = loop.evaluate(loop.init(KINDS[2].make()), make_batches(3))
 
-    assert evaluation.is_ready()
-    assert text.startswith("Evaluation(loss=")
+    assert repr(evaluation).startswith("Evaluation(loss=")
     assert list(evaluation) == ["loss", "accuracy"]
-    assert len(evaluation) == 2
+
+
+def test_rows_that_see_each_other_are_not_filled_up():
+    def contrast(params: Any, batch: Any) -> Any:
+        similarity = (batch["x"] @ params["w"]) @ (batch["x"] @ params["w"]).T
+        return cross_entropy(similarity, np.arange(len(batch["x"])))
+
+    random = np.random.default_rng(0)
+    loop = ff.TrainingLoop(contrast, optax.sgd, schedule=0.1)
+    state = loop.init({"w": random.normal(size=(4, 4)).astype(np.float32)})
+    x = random.normal(size=(11, 4)).astype(np.float32)
+    batches = [{"x": x[:8]}, {"x": x[8:]}]
+    evaluation = loop.evaluate(state, batches, fill_up=False)
+    by_hand = [np.asarray(contrast(state.params, batch)) for batch in batches]
+
+    expected = np.concatenate(by_hand).mean()
+    assert evaluation["loss"] == pytest.approx(expected, rel=1e-5)
+    filled = loop.replace().evaluate(state, batches)
+    assert filled["loss"] != pytest.approx(expected, rel=1e-2)
 
 
 @pytest.mark.parametrize("batches", [[], iter(())])

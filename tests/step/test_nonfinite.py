@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -154,6 +156,10 @@ def test_a_batch_whose_weights_are_all_zero_is_not_finite():
 
     assert outcome.finite is False
     assert float(state.params["w"]) == 0
+    raising = loop.replace(nonfinite="raise")
+    _, outcome = raising.step(raising.init({"w": np.float32(0)}), batch)
+    with pytest.raises(ff.NonFiniteError, match="the weights of its loss sum to 0"):
+        _ = outcome.loss
 
 
 def test_many_bad_parameters_are_counted_and_some_named():
@@ -192,3 +198,32 @@ def test_selecting_equals_branching(monkeypatch: pytest.MonkeyPatch):
     for name, param in results[0].params.items():
         # Selecting breaks up fused multiply-adds: one rounding per step.
         np.testing.assert_allclose(results[1].params[name], param, rtol=1e-6)
+
+
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_a_rate_that_is_not_a_number_is_never_applied(nonfinite: Any):
+    def schedule(step: Any) -> Any:
+        return jnp.sqrt(0.01 - 0.01 * step)
+
+    loop = ff.TrainingLoop(_loss, optax.sgd, schedule=schedule, nonfinite=nonfinite)
+    state = loop.init(_model())
+    for _ in range(2):
+        state, _ = loop.step(state, GOOD)
+    before = _copy(state)
+    state, outcome = loop.step(state, GOOD)
+
+    assert outcome.finite is False
+    assert_bitwise(_copy(state), before)
+    if nonfinite == "raise":
+        with pytest.raises(ff.NonFiniteError, match="step 3 .* learning rate nan"):
+            _ = outcome.loss
+
+
+def test_debug_nans_lets_training_start():
+    with jax.debug_nans(True):
+        loop = _loop()
+        state, outcome = loop.step(loop.init(_model()), GOOD)
+        evaluation = loop.evaluate(state, [GOOD])
+
+    assert outcome.finite
+    assert np.isfinite(evaluation["loss"])

@@ -201,11 +201,12 @@ def test_a_long_run_keeps_no_outcome_alive():
     alive: list[Any] = []
     batch = make_batches(1)[0]
     for _ in range(30):
-        state, _ = loop.step(state, batch)
-        alive.append(weakref.ref(state))
+        state, outcome = loop.step(state, batch)
+        alive.append(weakref.ref(outcome))
+        del outcome
     gc.collect()
 
-    assert sum(each() is not None for each in alive) == 1
+    assert sum(each() is not None for each in alive) <= 4
 
 
 def test_metrics_that_differ_within_a_run_are_refused():
@@ -215,5 +216,52 @@ def test_metrics_that_differ_within_a_run_are_refused():
 
     loop = ff.TrainingLoop(loss_fn, optax.adamw, schedule=1e-3)
 
+    batches = [*make_batches(1), *make_batches(1, 8)]
+    state, outcome = loop.run(loop.init(KINDS[2].make()), batches)
+
+    assert outcome.loss.shape == (2,)
     with pytest.raises(ValueError, match="the same metrics for every batch of a run"):
-        loop.run(loop.init(KINDS[2].make()), [*make_batches(1), *make_batches(1, 8)])
+        _ = outcome.metrics
+    with pytest.raises(ValueError, match="the same metrics for every batch of an eval"):
+        loop.evaluate(state, batches, fill_up=False)
+
+
+def test_an_evaluation_waits_only_when_read_and_for_no_later_step():
+    loop, state, batch = _slow()
+    evaluation = loop.evaluate(state, [batch])
+    assert not evaluation.is_ready()
+    for _ in range(8):
+        state, outcome = loop.step(state, batch)
+    assert np.isfinite(evaluation["loss"])
+
+    assert evaluation.is_ready()
+    assert not outcome.is_ready()
+
+
+def test_a_host_error_inside_the_program_runs_once_and_is_not_hidden():
+    calls = []
+
+    def on_host(x: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 2:
+            raise TypeError("of the user's")
+        return np.asarray(x)
+
+    def loss_fn(params: Any, batch: Any) -> Any:
+        seen = jax.pure_callback(on_host, batch["x"], batch["x"])
+        return jax.lax.stop_gradient(seen) * params["w"]
+
+    loop = ff.TrainingLoop(loss_fn, optax.sgd, schedule=0.1)
+    batch = {"x": jnp.ones(4)}
+    state = loop.init({"w": np.float32(1)})
+    for _ in range(2):
+        state, outcome = loop.step(state, batch)
+        assert outcome.finite
+
+    def step_once_more() -> float:
+        _, outcome = loop.step(state, batch)
+        return outcome.loss
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="of the user's"):
+        step_once_more()
+    assert len(calls) == 3

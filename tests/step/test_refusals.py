@@ -1,5 +1,6 @@
 """Wrong input is refused by name, before work starts, with the state still usable."""
 
+import pickle
 from typing import Any
 
 import jax
@@ -405,3 +406,79 @@ def test_a_batch_on_another_device_is_refused(is_first: bool):
         loop.step(state, away)
     _, outcome = loop.step(state, BATCH)
     assert outcome.finite
+
+
+@pytest.mark.parametrize("call", ["grads", "plan", "model", "evaluate"])
+def test_what_takes_no_step_needs_no_rate(call: str):
+    loop = ff.TrainingLoop(_squares, optax.sgd)
+    state = _init(loop)
+    arguments = {"model": (), "evaluate": ([BATCH],)}
+
+    assert getattr(loop, call)(state, *arguments.get(call, (BATCH,)))
+
+
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_a_state_without_a_rate_never_steps_by_another_loop(nonfinite: Any):
+    scheduled = _loop(nonfinite=nonfinite)
+    unset = scheduled.replace(schedule=None)
+    state, _ = scheduled.step(_init(scheduled), BATCH)
+    state, _ = unset.step(unset.set_lr(state, 0.1), BATCH)
+    state, _ = scheduled.step(_init(scheduled), BATCH)
+    before = np.array(state.params["w"])
+    state, outcome = unset.step(state, BATCH)
+
+    assert outcome.finite is False
+    np.testing.assert_array_equal(state.params["w"], before)
+
+
+def test_a_factory_that_keeps_its_rate_is_refused():
+    injected = optax.inject_hyperparams(optax.adam)
+
+    with pytest.raises(TypeError, match="must not keep its rate in its state"):
+        _init(ff.TrainingLoop(_squares, injected, schedule=0.1))
+
+
+@pytest.mark.parametrize(
+    "optimizer", [optax.scale_by_adam, optax.clip, optax.MultiSteps]
+)
+def test_what_optax_has_besides_factories_is_refused(optimizer: Any):
+    with pytest.raises(TypeError, match="must be a factory of the learning rate, but"):
+        ff.TrainingLoop(_squares, optimizer, schedule=0.1)
+
+
+def test_a_key_error_about_the_model_is_not_blamed_on_the_batch():
+    loop = _loop(lambda params, batch: (batch["x"] @ params["weight"]) ** 2)
+
+    with pytest.raises(KeyError, match="weight") as info:
+        loop.step(_init(loop), BATCH)
+    assert type(info.value) is KeyError
+
+
+def test_arrays_that_jax_would_misread_are_refused():
+    loop = _loop()
+    foreign = BATCH["x"].astype(BATCH["x"].dtype.newbyteorder())
+
+    with pytest.raises(TypeError, match="this machine's byte order, got >f4"):
+        loop.step(_init(loop), {"x": foreign})
+    with pytest.raises(TypeError, match="must have no mask: pass it as a field"):
+        loop.step(_init(loop), {"x": np.ma.masked_array(BATCH["x"])})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ff.NonFiniteError(
+            3, 0.5, 1.0, lr=0.1, names=("w",), num_names=1, num_skipped=1
+        ),
+        ff.RecompileError("step", ["batch: f32[3] → f32[4]"]),
+        ff.UsedStateError("step"),
+        ff.StateMismatchError(["a"], ["b"], [("c", "f32[3]", "f32[4]")]),
+        ff.MissingFieldError("image", ["x", "y"]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_keep_their_text_and_facts_when_pickled(error: Exception):
+    copied = pickle.loads(pickle.dumps(error))
+
+    assert (type(copied), str(copied)) == (type(error), str(error))
+    assert vars(copied) == vars(error)

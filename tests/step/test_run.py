@@ -108,3 +108,43 @@ def test_one_batch_in_place_of_several_is_refused():
 
     with pytest.raises(TypeError, match="looks like one batch: put it in a list"):
         loop.run(loop.init(KINDS[2].make()), make_batches(1)[0])
+
+
+def test_a_bad_step_before_a_run_is_raised_by_its_outcomes():
+    bad = {**make_batches(1)[0], "x": np.full((32, 12), np.nan, np.float32)}
+    loop = _loop(max_in_flight=4)
+    state, _ = loop.step(loop.init(KINDS[2].make()), bad)
+    state, outcome = loop.run(state, make_batches(20))
+
+    with pytest.raises(ff.NonFiniteError, match="step 1 is not finite"):
+        _ = outcome.loss
+    _, outcome = loop.step(state, make_batches(1)[0])
+    assert outcome.finite
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt()])
+def test_an_error_in_the_middle_of_a_run_hands_back_the_state(error: BaseException):
+    def batches() -> Any:
+        yield from make_batches(5)
+        raise error
+
+    loop = _loop()
+    with pytest.raises(type(error)) as info:
+        loop.run(loop.init(KINDS[2].make()), batches(), steps_per_call=2)
+    caught: Any = info.value
+    expected, _ = train(_loop(), KINDS[2].make(), make_batches(4))
+
+    assert_bitwise(caught.state.params, expected.params)
+    assert caught.outcome.global_step.tolist() == [1, 2, 3, 4]
+    assert "go on with the `.state`" in caught.__notes__[0]
+    _, outcome = loop.step(caught.state, make_batches(1)[0])
+    assert outcome.global_step == 5
+
+
+def test_a_ragged_tail_in_strict_mode_loses_no_step():
+    loop = _loop(strict_compile=True)
+    with pytest.raises(ff.RecompileError) as info:
+        loop.run(loop.init(KINDS[2].make()), [*make_batches(5), *make_batches(1, 17)])
+    caught: Any = info.value
+
+    assert int(caught.state.step) == 5

@@ -1,6 +1,8 @@
 """The state: one pytree, placed as the step returns it, and donated."""
 
+import copy
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -227,3 +229,64 @@ def test_a_float16_norm_does_not_overflow():
     # 300 squared is past float16's largest number.
     assert outcome.grad_norm == pytest.approx(300 * 3**0.5, rel=1e-6)
     np.testing.assert_allclose(state.params["w"], -np.sqrt(3.0), rtol=1e-3)
+
+
+def test_a_state_is_copied_and_pickled_like_any_object():
+    loop = _loop()
+    batches = make_batches(2)
+    state, outcome = loop.step(loop.init(KINDS[2].make()), batches[0])
+    assert outcome.finite
+    copied = copy.deepcopy(state)
+    one, _ = loop.step(state, batches[1])
+    other, _ = loop.step(copied, batches[1])
+
+    assert_bitwise(host_copy(one), host_copy(other))
+    assert len(loop.compiles) == 1
+
+
+def test_a_model_given_again_on_another_device_trains_there():
+    loop = _loop(KINDS[0])
+    loop.step(loop.init(KINDS[0].make()), make_batches(1)[0])
+    model = jax.device_put(KINDS[0].make(), jax.devices()[3])
+    state, _ = loop.step(loop.init(model), make_batches(1)[0])
+
+    assert {leaf.device for leaf in jax.tree.leaves(state)} == {jax.devices()[3]}
+
+
+def test_keys_reach_the_parameter_of_that_name():
+    def loss_fn(params: Any, batch: Any, scale: float = 2.0, *, key: Any) -> Any:
+        return scale * batch["x"] * params["w"], {"draw": jax.random.uniform(key)}
+
+    batch = {"x": np.ones(2, np.float32)}
+    loop = ff.TrainingLoop(loss_fn, optax.sgd, schedule=0.1)
+    bound = ff.TrainingLoop(
+        functools.partial(loss_fn, key=jax.random.key(7)), optax.sgd, schedule=0.1
+    )
+    _, free = loop.step(loop.init({"w": np.float32(1)}), batch)
+    _, fixed = bound.step(bound.init({"w": np.float32(1)}), batch)
+
+    assert free.loss == fixed.loss == 2.0
+    assert fixed.metrics["draw"] == float(jax.random.uniform(jax.random.key(7)))
+    assert free.metrics["draw"] != fixed.metrics["draw"]
+
+
+def test_limits_of_numpy_and_wide_weights_widen_nothing():
+    def loss_fn(params: Any, batch: Any) -> Any:
+        value = (params["w"] * batch["x"]).astype(jnp.float32)
+        return ff.Weighted(value, batch["weight"])
+
+    loop = ff.TrainingLoop(
+        loss_fn,
+        optax.adam,
+        schedule=0.1,
+        max_grad_value=np.float64(1),
+        max_grad_norm=np.float64(1),
+        accumulate_steps=2,
+    )
+    batch = {"x": np.ones(4, np.float32), "weight": np.arange(4.0)}
+    with jax.enable_x64(True):
+        state = loop.init({"w": jnp.ones((), jnp.bfloat16)})
+        state, outcome = loop.step(state, batch)
+
+    assert outcome.finite
+    assert state.params["w"].dtype == jnp.bfloat16
