@@ -149,6 +149,38 @@ def make_hand_loop(
     return run
 
 
+def make_hand_scan(
+    params: Params, batches: Sequence[Batch], steps_per_call: int
+) -> Callable[[], None]:
+    """A hand-written scan over batches stacked on the device beforehand."""
+    step = make_hand_step()
+    params = jax.tree.map(jnp.copy, params)
+    opt_state = make_optimizer().init(params)
+    stacks = [
+        jax.tree.map(lambda *x: jnp.stack(x), *batches[start : start + steps_per_call])
+        for start in range(0, len(batches), steps_per_call)
+    ]
+
+    def scan(params: Params, opt_state: Any, stack: Batch) -> tuple[Any, Any, Any]:
+        def body(carry: tuple[Any, Any], batch: Batch) -> tuple[tuple[Any, Any], Any]:
+            params, opt_state, said = step(*carry, batch)
+            return (params, opt_state), said
+
+        (params, opt_state), said = jax.lax.scan(body, (params, opt_state), stack)
+        return params, opt_state, said
+
+    program = jax.jit(scan, donate_argnums=(0, 1))
+
+    def run() -> None:
+        nonlocal params, opt_state
+        said = None
+        for stack in stacks:
+            params, opt_state, said = program(params, opt_state, stack)
+        jax.block_until_ready((params, opt_state, said))
+
+    return run
+
+
 def make_nnx_loop(module: Perceptron, batches: Sequence[Batch]) -> Callable[[], None]:
     """The loop of flax's own guide: `nnx.jit` and `nnx.Optimizer`, state donated."""
     optimizer = nnx.Optimizer(module, make_optimizer(), wrt=nnx.Param)

@@ -56,9 +56,10 @@ class TrainingLoop:
         accumulate_steps: Microbatches that a batch is split into, in the memory of one.
         trainable: Patterns of the parameters to train; ``"!encoder"`` freezes.
         lr_groups: Pattern to factor on the rate; the patterns must not overlap.
-        nonfinite: What a loss, gradient or rate that is not finite does. ``"raise"`` leaves
-            the state as it was and raises `NonFiniteError` when the host next looks;
-            ``"skip"`` leaves it as it was and counts; ``"propagate"`` applies it.
+        nonfinite: What a loss, gradient or rate does that is not finite. ``"raise"``
+            leaves the state as it was and raises `NonFiniteError` when the host next
+            looks; ``"skip"`` leaves it as it was and counts; ``"propagate"`` applies
+            it.
         log_interval: Steps, skipped ones included, between records in the ``fuelflow``
             logger, each with step, loss, lr and grad_norm. A record is written when its
             step is done, without waiting for it.

@@ -5,6 +5,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -201,7 +202,7 @@ def test_an_evaluation_is_a_mapping_of_means():
 def test_rows_that_see_each_other_are_not_filled_up():
     def contrast(params: Any, batch: Any) -> Any:
         similarity = (batch["x"] @ params["w"]) @ (batch["x"] @ params["w"]).T
-        return cross_entropy(similarity, np.arange(len(batch["x"])))
+        return cross_entropy(similarity, jnp.arange(len(batch["x"])))
 
     random = np.random.default_rng(0)
     loop = ff.TrainingLoop(contrast, optax.sgd, schedule=0.1)
