@@ -1,13 +1,11 @@
 """TrainingLoop: a model, a loss and an optimizer as one compiled step."""
 
 import dataclasses
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, SupportsIndex
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fuelflow._errors import NonFiniteError
@@ -18,6 +16,7 @@ from fuelflow.step.checks import checked_choice, checked_count, checked_rate
 from fuelflow.step.engine import Moving
 from fuelflow.step.evaluation import evaluate_batches
 from fuelflow.step.host import Host
+from fuelflow.step.keys import as_key
 from fuelflow.step.loss import resolve_loss
 from fuelflow.step.optimizer import Factory, Transformation, resolve_optimizer
 from fuelflow.step.outcome import Evaluation, StepOutcome
@@ -27,7 +26,6 @@ from fuelflow.step.program import CompileLog, CompileRecord
 from fuelflow.step.programs import Programs, fixed_part, moving_part
 from fuelflow.step.rules import StepRules
 from fuelflow.step.schedules import as_schedule
-from fuelflow.step.spec import leaf_text
 from fuelflow.step.stacking import groups_of_equal_shape, require_batches, stack
 from fuelflow.step.state import TrainState, evolve
 
@@ -156,7 +154,7 @@ class TrainingLoop:
             ValueError: If the model has nothing to train, two parameters have one name,
                 or a pattern of this loop selects nothing.
         """
-        return self._host.init(model, _as_key(seed))
+        return self._host.init(model, as_key(seed))
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepOutcome]:
         """One optimizer step, dispatched and not waited for.
@@ -438,20 +436,3 @@ def _hand_back(error: BaseException, state: TrainState, outcome: StepOutcome) ->
 def _with_scalar(state: TrainState, name: str, value: np.generic) -> TrainState:
     placement = SingleDevice(device_of(state.params))
     return evolve(state, **{name: placement.put(value)})
-
-
-def _as_key(seed: SupportsIndex | jax.Array) -> jax.Array:
-    if isinstance(seed, jax.Array):
-        if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) and seed.ndim == 0:
-            return seed
-        raise TypeError(
-            "`seed` must be an integer or one key from jax.random.key, "
-            f"got an array {leaf_text(seed)}"
-        )
-    try:
-        return jax.random.key(operator.index(seed))
-    except TypeError as error:
-        raise TypeError(
-            "`seed` must be an integer or a key from jax.random.key, "
-            f"got a {type(seed).__name__}"
-        ) from error
