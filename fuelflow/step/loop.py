@@ -70,7 +70,7 @@ class TrainingLoop:
             optimizer with a rate of its own.
 
     Example:
-        >>> import fuelflow as ff, optax
+        >>> import fuelflow as ff, jax.numpy as jnp, numpy as np, optax
         >>> def loss_fn(params, batch):
         ...     return (params["w"] * batch["x"] - batch["y"]) ** 2
         >>> loop = ff.TrainingLoop(loss_fn, optax.sgd, schedule=0.1)
