@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -10,8 +10,8 @@ from fuelflow._types import Params
 from fuelflow.step.program import Executable
 from fuelflow.step.spec import leaf_text
 
-if TYPE_CHECKING:
-    from jax.extend.core import ClosedJaxpr, Jaxpr
+# Type checkers find ClosedJaxpr exported by some versions of jax and not by others.
+Jaxpr = Any
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class StepPlan:
     aliased_bytes: int | None
     temporary_bytes: int | None
     peak_bytes: int | None
-    jaxpr: "ClosedJaxpr"
+    jaxpr: Jaxpr
     text: str | None
 
     @property
@@ -141,7 +141,7 @@ def make_plan(
 _COUNTED = ("flops", "bytes accessed")
 
 
-def count_costs(jaxpr: "ClosedJaxpr") -> dict[str, float]:
+def count_costs(jaxpr: Jaxpr) -> dict[str, float]:
     """FLOPs and bytes of a traced program, loops of known length counted in full.
 
     XLA counts the body of a loop once. So for each scan the count of its body alone is
@@ -169,7 +169,7 @@ def count_costs(jaxpr: "ClosedJaxpr") -> dict[str, float]:
     return total
 
 
-def _costs_once(jaxpr: "ClosedJaxpr") -> Mapping[str, Any]:
+def _costs_once(jaxpr: Jaxpr) -> Mapping[str, Any]:
     # Brings Pallas along, twenty milliseconds that an import need not take.
     from jax.extend.core import jaxpr_as_fun
 
@@ -180,7 +180,7 @@ def _costs_once(jaxpr: "ClosedJaxpr") -> Mapping[str, Any]:
         return {}
 
 
-def _equations(jaxpr: "Jaxpr") -> Iterator[Any]:
+def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
     """The equations of a program and those it calls, but not of scans' bodies."""
     for eqn in jaxpr.eqns:
         yield eqn
@@ -189,13 +189,14 @@ def _equations(jaxpr: "Jaxpr") -> Iterator[Any]:
                 yield from _equations(inner)
 
 
-def _called(values: list[Any]) -> Iterator["Jaxpr"]:
-    from jax.extend.core import ClosedJaxpr, Jaxpr
+def _called(values: list[Any]) -> Iterator[Jaxpr]:
+    from jax.extend import core
 
+    jaxprs: Any = core
     for value in values:
-        if isinstance(value, ClosedJaxpr):
+        if isinstance(value, jaxprs.ClosedJaxpr):
             yield value.jaxpr
-        elif isinstance(value, Jaxpr):
+        elif isinstance(value, jaxprs.Jaxpr):
             yield value
         elif isinstance(value, list | tuple):
             yield from _called(list(value))

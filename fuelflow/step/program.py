@@ -14,6 +14,8 @@ from fuelflow._types import Batch
 from fuelflow.step.spec import Table, batch_table, leaf_text, nearest_changes
 
 logger = logging.getLogger("fuelflow")
+# Not every version of jax declares its flags to type checkers.
+_config: Any = jax.config
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class Program:
             TypeError: If the batch has leaves that are no numeric arrays.
             ValueError: If its leaves have the wrong shapes, or are on another device.
         """
-        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        if _config.jax_disable_jit:
             self._check_batch(batch)
             return self._function(*arguments)
         try:
