@@ -138,7 +138,8 @@ class Batch(Mapping[str, Any]):
     def __eq__(self, other: object) -> bool:
         return self is other  # arrays have no single truth value
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return id(self)
 
     def __repr__(self) -> str:
         from fuelflow.step.spec import leaf_text
@@ -262,8 +263,15 @@ class Stretchable(Protocol):
         ...
 
 
+def as_seen_by_loss(batch: Any) -> tuple[Any, Any]:
+    """What a loss is given for a program's batch, and the weight of its rows."""
+    if isinstance(batch, Rows):
+        return Batch.held(batch.fields, batch.weight), batch.weight
+    return batch, None
+
+
 def weight_of_rows(size: int, held: int) -> np.ndarray:
-    """1 for each true row and 0 for each that fills the batch up, float32 ``[held]``."""
+    """1 for each true row, 0 for each that fills the batch up, float32 ``[held]``."""
     return (np.arange(held) < size).astype(np.float32)
 
 

@@ -9,16 +9,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fuelflow._types import Array, Batch, Grads, Params, PyTree, Scalar, Variables
+from fuelflow._types import Array, Grads, Params, PyTree, Scalar, Variables
+from fuelflow._types import Batch as BatchTree
 from fuelflow.model.definition import Definition
 from fuelflow.model.names import named_leaves
+from fuelflow.step.batch import Batch, Rows, Stretch
 from fuelflow.step.clipping import (
     clip_by_global_norm,
     clip_by_value,
     square_sum,
     sum_in_order,
 )
-from fuelflow.step.gradients import Backward, Harvest
+from fuelflow.step.forward import Forward
+from fuelflow.step.gradients import Backward, Flag, Harvest
 from fuelflow.step.optimizer import scale_updates
 from fuelflow.step.outcome import METRIC, SQUARES, WEIGHT
 from fuelflow.step.packing import Packed, pack
@@ -43,6 +46,23 @@ class Fixed(NamedTuple):
     lr: Scalar
     lr_scale: Scalar
     key: jax.Array
+
+
+class Seen(NamedTuple):
+    """What a step leaves to look at: arrays that it created, or was asked for."""
+
+    sown: Variables
+    fetched: PyTree
+
+
+class Held(NamedTuple):
+    """Gradients of several backward passes, added up, that wait for one step."""
+
+    loss: Scalar
+    grads: Grads
+    variables: Variables
+    sown: Variables
+    num_passes: Array
 
 
 class Still(NamedTuple):
@@ -74,9 +94,15 @@ class Engine:
     can_branch: bool
 
     def step(
-        self, moving: Moving, fixed: Fixed, batch: Batch
-    ) -> tuple[Moving, Packed, Variables]:
-        """One optimizer step.
+        self, moving: Moving, fixed: Fixed, batch: BatchTree
+    ) -> tuple[Moving, Packed, Seen]:
+        """One optimizer step over a batch: `harvest`, then `finish`."""
+        return self.finish(moving, fixed, self.harvest(moving, fixed, batch))
+
+    def finish(
+        self, moving: Moving, fixed: Fixed, found: Harvest
+    ) -> tuple[Moving, Packed, Seen]:
+        """What becomes of a harvest.
 
         Loss and gradient → global norm → clip by norm → clip by value → optimizer at
         ``schedule(step) * lr_scale`` → ``step + 1``. Unless ``keeps_bad_updates``, a
@@ -84,9 +110,8 @@ class Engine:
         but the count of skipped steps.
 
         Returns:
-            The new moving part, the packed outcome, and what the forward pass created.
+            The new moving part, the packed outcome, and what else there is to see.
         """
-        found = self.harvest(moving, fixed, batch)
         squares = [square_sum(found.grads[name]) for name in self.trained_names]
         norm = jnp.sqrt(sum_in_order(squares))
         loss = _or_nan(found.loss)
@@ -106,37 +131,105 @@ class Engine:
             **{METRIC + name: _or_nan(mean) for name, mean in found.metrics.items()},
             SQUARES: jnp.stack(squares),
         }
-        packed = pack(numbers, params=self.trained_names)
-        return after, packed, found.sown
+        packed = pack(
+            numbers, params=self.trained_names, is_maskable=found.is_maskable.is_set
+        )
+        return after, packed, Seen(found.sown, found.fetched)
 
     def run(
-        self, moving: Moving, fixed: Fixed, batches: Batch
-    ) -> tuple[Moving, Packed, Variables]:
+        self, moving: Moving, fixed: Fixed, batches: BatchTree | Stretch
+    ) -> tuple[Moving, Packed, Seen]:
         """A step over each of stacked batches, ``[num_steps, batch, ...]``.
+
+        The batches of a `Stretch` are gathered here, from all the rows on the device.
 
         Returns:
             The moving part after the last step, the outcomes
-            ``[num_steps, num_words]``, and what the last step created.
+            ``[num_steps, num_words]``, and what there is to see of the last step.
         """
+        is_stretch = isinstance(batches, Stretch)
+        inputs = batches.steps() if is_stretch else batches
+
+        def step_over(
+            moving: Moving, fixed: Fixed, step: PyTree
+        ) -> tuple[Moving, Packed, Seen]:
+            return self.step(moving, fixed, batches.pick(step) if is_stretch else step)
+
         # Inside one jit the step is traced once, for its shapes and for the scan.
-        step = jax.jit(self.step, inline=True)
-        first = jax.tree.map(lambda x: x[0], batches)
-        _, packed, sown = jax.eval_shape(step, moving, fixed, first)
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sown)
+        step = jax.jit(step_over, inline=True)
+        first = jax.tree.map(lambda x: x[0], inputs)
+        _, packed, seen = jax.eval_shape(step, moving, fixed, first)
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), seen)
 
         def body(
-            carry: tuple[Moving, Variables], batch: Batch
-        ) -> tuple[tuple[Moving, Variables], Array]:
-            moving, packed, sown = step(carry[0], fixed, batch)
-            return (moving, sown), packed.words
+            carry: tuple[Moving, Seen], batch: BatchTree
+        ) -> tuple[tuple[Moving, Seen], Array]:
+            moving, packed, seen = step(carry[0], fixed, batch)
+            return (moving, seen), packed.words
 
-        (moving, sown), words = jax.lax.scan(body, (moving, nothing), batches)
-        return moving, Packed(words, packed.layout), sown
+        (moving, seen), words = jax.lax.scan(body, (moving, nothing), inputs)
+        return moving, Packed(words, packed.layout), seen
 
-    def harvest(self, moving: Moving, fixed: Fixed, batch: Batch) -> Harvest:
-        """Loss, metrics and unclipped gradients of one batch."""
+    def begin(
+        self, moving: Moving, fixed: Fixed, batch: BatchTree
+    ) -> tuple[Held, PyTree]:
+        """The first backward pass of several, and what was to be fetched."""
+        found = self.harvest(moving, fixed, batch)
+        one = jnp.int32(1)
+        loss = _or_nan(found.loss)
+        return Held(loss, found.grads, found.variables, found.sown, one), found.fetched
+
+    def add(
+        self, held: Held, moving: Moving, fixed: Fixed, batch: BatchTree
+    ) -> tuple[Held, PyTree]:
+        """A further backward pass, whose loss and gradients are added."""
+        moving = moving._replace(variables=held.variables)
+        found = self.harvest(moving, fixed, batch, num_passes=held.num_passes)
+        added = Held(
+            held.loss + _or_nan(found.loss),
+            jax.tree.map(jnp.add, held.grads, found.grads),
+            found.variables,
+            found.sown,
+            held.num_passes + 1,
+        )
+        return added, found.fetched
+
+    def apply(
+        self, moving: Moving, fixed: Fixed, held: Held
+    ) -> tuple[Moving, Packed, Seen]:
+        """The step that the held gradients were waiting for."""
+        found = Harvest(
+            Mean(held.loss, jnp.float32(1)),
+            {},
+            held.grads,
+            held.variables,
+            held.sown,
+            (),
+            Flag(False),
+        )
+        return self.finish(moving, fixed, found)
+
+    def harvest(
+        self,
+        moving: Moving,
+        fixed: Fixed,
+        batch: BatchTree,
+        *,
+        num_passes: Array | None = None,
+    ) -> Harvest:
+        """Loss, metrics and unclipped gradients of one batch.
+
+        Args:
+            moving: The part of a state that a step replaces.
+            fixed: The part that it reads.
+            batch: The batch.
+            num_passes: Backward passes before this one in the same step, each of which
+                has a key of its own.
+        """
         trained, frozen = self._split(moving.params)
         key = jax.random.fold_in(fixed.key, moving.step)
+        if num_passes is not None:
+            key = jax.random.fold_in(key, num_passes)
         backward = Backward(self.rules.loss, self.definition, frozen)
         if self.rules.accumulate_steps == 1:
             return backward(trained, moving.variables, batch, key)
@@ -144,12 +237,12 @@ class Engine:
             trained, moving.variables, batch, key, self.rules.accumulate_steps
         )
 
-    def grads(self, moving: Moving, fixed: Fixed, batch: Batch) -> Grads:
+    def grads(self, moving: Moving, fixed: Fixed, batch: BatchTree) -> Grads:
         """The unclipped gradients of one batch, by name."""
         return self.harvest(moving, fixed, batch).grads
 
     def evaluate(
-        self, still: Still, batch: Batch, row_weight: Array, index: Array
+        self, still: Still, batch: BatchTree, row_weight: Array, index: Array
     ) -> Packed:
         """The weighted mean and weight of the loss and each metric over one batch.
 
@@ -161,15 +254,17 @@ class Engine:
         """
         # A step folds in its number alone, so that no key serves twice.
         key = jax.random.fold_in(jax.random.fold_in(still.key, 0x7FFFFFFF), index)
-        bound = self.definition.bind(
-            still.params, still.variables, key=key, training=False
+        forward = Forward(
+            self.definition, still.params, still.variables, key, training=False
         )
-        reading = self.rules.eval_loss.read(bound.model, batch, key, row_weight)
+        if isinstance(batch, Rows):
+            batch = Batch.held(batch.fields, row_weight)
+        reading = self.rules.eval_loss.read(forward, batch, key, row_weight)
         numbers = {"loss": reading.loss.mean, WEIGHT + "loss": reading.loss.weight}
         for name, mean in reading.metrics.items():
             numbers[METRIC + name] = mean.mean
             numbers[WEIGHT + METRIC + name] = mean.weight
-        return pack(numbers, is_maskable=reading.maskable)
+        return pack(numbers, is_maskable=reading.is_maskable)
 
     def _split(self, params: Params) -> tuple[Params, Params]:
         trained = {name: params[name] for name in self.trained_names}

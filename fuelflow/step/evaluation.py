@@ -8,19 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuelflow._types import Array, Batch
+from fuelflow._types import Array
+from fuelflow._types import Batch as BatchTree
+from fuelflow.step.batch import Batch
 from fuelflow.step.outcome import Evaluation
 from fuelflow.step.packing import Layout, Packed
 from fuelflow.step.programs import Programs, still_part
 from fuelflow.step.spec import num_rows
-from fuelflow.step.stacking import require_batches
+from fuelflow.step.stacking import at_least_one, iterator_of
 from fuelflow.step.state import TrainState
 
 
 def evaluate_batches(
     programs: Programs,
     state: TrainState,
-    batches: Iterable[Batch],
+    batches: Iterable[BatchTree],
     *,
     fill_up: bool,
     max_in_flight: int,
@@ -37,10 +39,8 @@ def evaluate_batches(
     assert state.flight is not None
     records: list[Array] = []
     layout: Layout | None = None
-    for index, batch in enumerate(require_batches(batches)):
-        is_known = programs.evaluate.find(batch) is not None  # refuses a wrong batch
-        may_fill = fill_up and not is_known
-        filled, row_weight = _fill_up(programs, batch) if may_fill else _whole(batch)
+    for index, batch in enumerate(at_least_one(iterator_of(batches))):
+        filled, row_weight = _as_evaluated(programs, state, batch, fill_up=fill_up)
         packed: Packed = programs.evaluate(
             filled, still_part(state), filled, row_weight, np.int32(index)
         )
@@ -57,7 +57,28 @@ def evaluate_batches(
     return Evaluation(records, layout, state.flight)
 
 
-def _fill_up(programs: Programs, batch: Batch) -> tuple[Batch, np.ndarray]:
+def _as_evaluated(
+    programs: Programs, state: TrainState, batch: BatchTree, *, fill_up: bool
+) -> tuple[BatchTree, Any]:
+    """A batch at the size it runs at, and the weight of its rows."""
+    own_weight = None
+    if type(batch) is Batch:
+        may_fill = fill_up and batch.is_filled_up
+        if may_fill and programs.masks_evaluation(batch, state):
+            rows = batch.rows()
+            return rows._replace(weight=None), rows.weight
+        rows = batch.true_rows()
+        own_weight = rows.weight
+        batch = rows._replace(weight=None)
+    is_known = programs.evaluate.find(batch) is not None  # refuses a wrong batch
+    may_fill = fill_up and not is_known
+    filled, weight = _fill_up(programs, batch) if may_fill else _whole(batch)
+    if own_weight is not None:
+        weight[: num_rows(batch)] *= np.asarray(own_weight, np.float32)
+    return filled, weight
+
+
+def _fill_up(programs: Programs, batch: BatchTree) -> tuple[BatchTree, np.ndarray]:
     """A batch at the size of a program there is, if one will do, and row weights."""
     size = _find_larger(programs, batch)
     if size is None:
@@ -66,12 +87,12 @@ def _fill_up(programs: Programs, batch: Batch) -> tuple[Batch, np.ndarray]:
     return jax.tree.map(partial(_fill, size=size), batch), weight
 
 
-def _whole(batch: Batch) -> tuple[Batch, np.ndarray]:
+def _whole(batch: BatchTree) -> tuple[BatchTree, np.ndarray]:
     """A batch as it is, every row counting."""
     return batch, np.ones(num_rows(batch), np.float32)
 
 
-def _find_larger(programs: Programs, batch: Batch) -> int | None:
+def _find_larger(programs: Programs, batch: BatchTree) -> int | None:
     """The size of a program for the same rows and more of them, that can mask some."""
     for executable in programs.evaluate.executables:
         compiled_for = executable.traced.args_info[0][1]
@@ -82,10 +103,10 @@ def _find_larger(programs: Programs, batch: Batch) -> int | None:
     return None
 
 
-def _rows_agree(one: Batch, other: Batch) -> bool:
+def _rows_agree(one: BatchTree, other: BatchTree) -> bool:
     """Whether two batches differ in their number of rows alone."""
 
-    def rows(batch: Batch) -> Any:
+    def rows(batch: BatchTree) -> Any:
         leaves, treedef = jax.tree.flatten(batch)
         dtypes = [jax.dtypes.canonicalize_dtype(leaf.dtype) for leaf in leaves]
         return treedef, [leaf.shape[1:] for leaf in leaves], dtypes

@@ -6,10 +6,20 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fuelflow._types import Array, Batch, Grads, Params, Scalar, Variables
+from fuelflow._types import Array, Batch, Grads, Params, PyTree, Scalar, Variables
 from fuelflow.model.definition import Definition
-from fuelflow.step.loss import Loss
+from fuelflow.step.batch import as_seen_by_loss
+from fuelflow.step.forward import Forward
+from fuelflow.step.loss import LossReader
 from fuelflow.step.weighted import Mean
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Flag:
+    """A truth known when a program is traced."""
+
+    is_set: bool
 
 
 class Harvest(NamedTuple):
@@ -20,6 +30,8 @@ class Harvest(NamedTuple):
     grads: Grads
     variables: Variables
     sown: Variables
+    fetched: PyTree
+    is_maskable: Flag
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,7 @@ class Backward:
         frozen: The parameters that get no gradient.
     """
 
-    loss: Loss
+    loss: LossReader
     definition: Definition
     frozen: Params
 
@@ -40,13 +52,23 @@ class Backward:
         self, trained: Params, variables: Variables, batch: Batch, key: jax.Array
     ) -> Harvest:
         """Loss, metrics and gradients by name of the trained parameters."""
+        seen, row_weight = as_seen_by_loss(batch)
 
         def objective(trained: Params) -> tuple[Scalar, Harvest]:
             params = {**self.frozen, **trained}
-            bound = self.definition.bind(params, variables, key=key, training=True)
-            reading = self.loss.read(bound.model, batch, key)
-            kept, sown = bound.harvest()
-            found = Harvest(reading.loss, reading.metrics, {}, kept, sown)
+            forward = Forward(self.definition, params, variables, key, training=True)
+            reading = self.loss.read(forward, seen, key, row_weight)
+            kept, sown = forward.bound.harvest()
+            is_maskable = Flag(reading.is_maskable)
+            found = Harvest(
+                reading.loss,
+                reading.metrics,
+                {},
+                kept,
+                sown,
+                reading.fetched,
+                is_maskable,
+            )
             return reading.loss.mean, found
 
         grads, found = jax.grad(objective, has_aux=True)(trained)
@@ -69,7 +91,7 @@ class Backward:
 
         def accumulate(
             carry: tuple[Grads, Variables], inputs: tuple[Batch, jax.Array]
-        ) -> tuple[tuple[Grads, Variables], tuple[Mean, dict[str, Mean], Variables]]:
+        ) -> tuple[tuple[Grads, Variables], Harvest]:
             sums, variables = carry
             one = self(trained, variables, *inputs)
             weighed = {
@@ -78,24 +100,26 @@ class Backward:
                 * one.loss.weight.astype(total.dtype)
                 for name, total in sums.items()
             }
-            return (weighed, one.variables), (one.loss, one.metrics, one.sown)
+            return (weighed, one.variables), one._replace(grads={}, variables={})
 
         microbatches = jax.tree.map(
             lambda x: x.reshape(num_microbatches, -1, *x.shape[1:]), batch
         )
         keys = jax.random.split(key, num_microbatches)
         zeros = {name: jnp.zeros(p.shape, _wide(p)) for name, p in trained.items()}
-        (sums, variables), (losses, metrics, sown) = jax.lax.scan(
+        (sums, variables), parts = jax.lax.scan(
             accumulate, (zeros, variables), (microbatches, keys)
         )
-        loss = _combine(losses)
+        loss = _combine(parts.loss)
         divisor = jnp.where(loss.weight == 0, 1, loss.weight)
         return Harvest(
             loss,
-            {name: _combine(mean) for name, mean in metrics.items()},
+            {name: _combine(mean) for name, mean in parts.metrics.items()},
             {n: (g / divisor).astype(trained[n].dtype) for n, g in sums.items()},
             variables,
-            jax.tree.map(lambda x: x[-1], sown),
+            jax.tree.map(lambda x: x[-1], parts.sown),
+            parts.fetched,
+            parts.is_maskable,
         )
 
 

@@ -8,25 +8,24 @@ from typing import Any, Literal, SupportsIndex
 import jax
 import numpy as np
 
-from fuelflow._errors import NonFiniteError
-from fuelflow._types import Batch, Grads, LossFunction, Schedule, Variables
+from fuelflow._types import Batch as BatchTree
+from fuelflow._types import Grads, LossFunction, Schedule
 from fuelflow.devices.placement import SingleDevice, copied, device_of
 from fuelflow.model.nnx import write_into
+from fuelflow.step.batch import Batch
 from fuelflow.step.checks import checked_choice, checked_count, checked_rate
-from fuelflow.step.engine import Moving
+from fuelflow.step.dispatch import Dispatcher
 from fuelflow.step.evaluation import evaluate_batches
 from fuelflow.step.host import Host
 from fuelflow.step.keys import as_key
 from fuelflow.step.loss import resolve_loss
 from fuelflow.step.optimizer import Factory, Transformation, resolve_optimizer
 from fuelflow.step.outcome import Evaluation, StepOutcome
-from fuelflow.step.packing import Packed
 from fuelflow.step.plan import StepPlan, make_plan
 from fuelflow.step.program import CompileLog, CompileRecord
-from fuelflow.step.programs import Programs, fixed_part, moving_part
+from fuelflow.step.programs import fixed_part, moving_part
 from fuelflow.step.rules import StepRules
 from fuelflow.step.schedules import as_schedule
-from fuelflow.step.stacking import groups_of_equal_shape, require_batches, stack
 from fuelflow.step.state import TrainState, evolve
 
 NonFinite = Literal["raise", "skip", "propagate"]
@@ -96,6 +95,7 @@ class TrainingLoop:
     strict_compile: bool = False
     max_in_flight: int = 64
     _host: Host = field(init=False, repr=False, compare=False)
+    _dispatcher: Dispatcher = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checked_choice("nonfinite", self.nonfinite, ("raise", "skip", "propagate"))
@@ -122,6 +122,10 @@ class TrainingLoop:
         )
         host = Host(rules, CompileLog(is_strict=self.strict_compile))
         object.__setattr__(self, "_host", host)
+        dispatcher = Dispatcher(
+            host, self.nonfinite == "raise", self.log_interval, self.max_in_flight
+        )
+        object.__setattr__(self, "_dispatcher", dispatcher)
 
     def replace(self, **changes: Any) -> "TrainingLoop":
         """Another loop, with some arguments changed and nothing compiled yet.
@@ -156,14 +160,16 @@ class TrainingLoop:
         """
         return self._host.init(model, as_key(seed))
 
-    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepOutcome]:
+    def step(
+        self, state: TrainState, batch: BatchTree
+    ) -> tuple[TrainState, StepOutcome]:
         """One optimizer step, dispatched and not waited for.
 
         Args:
             state: The state, whose buffers the step takes over.
-            batch: A tree of NumPy or JAX arrays that share their leading axis, on the
-                host or where the state is. Do not write into it afterwards: the device
-                may not have read it yet.
+            batch: A `Batch`, or a tree of NumPy or JAX arrays that share their leading
+                axis, on the host or where the state is. Do not write into it
+                afterwards: the device may not have read it yet.
 
         Returns:
             The new state, and a promise of what the step said.
@@ -179,28 +185,15 @@ class TrainingLoop:
             ValueError: If the batch, loss or a metric has the wrong shape, or the
                 learning rate was never given.
         """
-        state, programs = self._ready_to_dispatch(state)
-        return self._dispatch_step(programs, state, batch)
-
-    def _ready_to_dispatch(self, state: TrainState) -> tuple[TrainState, Programs]:
-        state, programs = self._host.ready(state, will_step=True)
-        flight = state.flight
-        assert flight is not None
-        error = flight.make_room(self.max_in_flight)
-        if error is not None:
-            flight.raise_once(error)
-        return state, programs
-
-    def _dispatch_step(
-        self, programs: Programs, state: TrainState, batch: Batch
-    ) -> tuple[TrainState, StepOutcome]:
-        moving, packed, sown = programs.step(
-            batch, moving_part(state), fixed_part(state), batch
-        )
-        return self._advance(state, moving, packed, sown)
+        state, programs = self._dispatcher.ready(state)
+        return self._dispatcher.step(programs, state, batch)
 
     def run(
-        self, state: TrainState, batches: Iterable[Batch], *, steps_per_call: int = 1
+        self,
+        state: TrainState,
+        batches: Iterable[BatchTree],
+        *,
+        steps_per_call: int = 1,
     ) -> tuple[TrainState, StepOutcome]:
         """A step over each batch, several in one dispatch.
 
@@ -214,8 +207,9 @@ class TrainingLoop:
 
         Args:
             state: The state, whose buffers are taken over.
-            batches: Batches like those of `step`. Several are held at a time, so an
-                iterator must not write the next one into the same buffer.
+            batches: Batches like those of `step`, or an epoch of a `DataLoader`, whose
+                resident rows are gathered inside the dispatch. Several are held at a
+                time, so an iterator must not write the next one into the same buffer.
             steps_per_call: Steps in one dispatch, at least 1.
 
         Returns:
@@ -229,64 +223,9 @@ class TrainingLoop:
                 its ``outcome``.
         """
         checked_count("steps_per_call", steps_per_call, least=1)
-        state, programs = self._ready_to_dispatch(state)
-        outcomes: list[StepOutcome] = []
-        seen: NonFiniteError | None = None
-        try:
-            for group in groups_of_equal_shape(
-                require_batches(batches), steps_per_call
-            ):
-                if len(group) == steps_per_call > 1:
-                    state, outcome = self._dispatch_run(programs, state, group)
-                else:
-                    state, outcome = self._dispatch_step(programs, state, group[0])
-                outcomes.append(outcome)
-                assert state.flight is not None
-                seen = state.flight.make_room(self.max_in_flight)
-                if seen is not None:
-                    break
-        except BaseException as error:
-            # The given state is used up: whoever catches this needs the new one.
-            if outcomes:
-                _hand_back(error, state, StepOutcome.stacked(outcomes))
-            raise
-        return state, StepOutcome.stacked(outcomes, seen)
+        return self._dispatcher.run(state, batches, steps_per_call)
 
-    def _dispatch_run(
-        self, programs: Programs, state: TrainState, group: list[Batch]
-    ) -> tuple[TrainState, StepOutcome]:
-        arguments = (moving_part(state), fixed_part(state), stack(group))
-        moving, packed, sown = programs.run(group[0], *arguments, num_steps=len(group))
-        return self._advance(state, moving, packed, sown, num_steps=len(group))
-
-    def _advance(
-        self,
-        state: TrainState,
-        moving: Moving,
-        packed: Packed,
-        sown: Variables,
-        *,
-        num_steps: int = 1,
-    ) -> tuple[TrainState, StepOutcome]:
-        """The state and outcome that a dispatch returned, taken note of."""
-        flight = state.flight
-        assert flight is not None
-        outcome = StepOutcome(
-            packed.words, packed.layout, flight if self.nonfinite == "raise" else None
-        )
-        flight.add(outcome, num_steps, self.log_interval)
-        state = evolve(
-            state,
-            params=moving.params,
-            variables=moving.variables,
-            opt_state=moving.opt_state,
-            step=moving.step,
-            num_skipped=moving.num_skipped,
-            sown=sown,
-        )
-        return state, outcome
-
-    def grads(self, state: TrainState, batch: Batch) -> Grads:
+    def grads(self, state: TrainState, batch: BatchTree) -> Grads:
         """The gradients that a step would harvest, before clipping, by name.
 
         Nothing is updated and the state stays usable. Frozen parameters have none.
@@ -297,10 +236,12 @@ class TrainingLoop:
             ValueError: As `step`.
         """
         state, programs = self._host.ready(state)
+        if type(batch) is Batch:
+            batch = programs.rows_of(batch, state)
         return programs.grads(batch, moving_part(state), fixed_part(state), batch)
 
     def evaluate(
-        self, state: TrainState, batches: Iterable[Batch], *, fill_up: bool = True
+        self, state: TrainState, batches: Iterable[BatchTree], *, fill_up: bool = True
     ) -> Evaluation:
         """The weighted means of the loss and metrics over all examples of a data set.
 
@@ -333,7 +274,7 @@ class TrainingLoop:
             max_in_flight=self.max_in_flight,
         )
 
-    def plan(self, state: TrainState, batch: Batch) -> StepPlan:
+    def plan(self, state: TrainState, batch: BatchTree) -> StepPlan:
         """What the step will do with such a state and batch, before it runs.
 
         Compiles the step if it is not compiled yet, and runs nothing.
@@ -344,6 +285,8 @@ class TrainingLoop:
             ValueError: As `step`.
         """
         state, programs = self._host.ready(state)
+        if type(batch) is Batch:
+            batch = programs.rows_of(batch, state)
         executable = programs.step.executable(
             batch, moving_part(state), fixed_part(state), batch
         )
@@ -423,14 +366,6 @@ class TrainingLoop:
         if changed.flight is not None:
             changed.flight.set_step(step)
         return changed
-
-
-def _hand_back(error: BaseException, state: TrainState, outcome: StepOutcome) -> None:
-    """Puts what a run had reached into the error that ended it."""
-    vars(error).update(state=state, outcome=outcome)
-    error.add_note(
-        "the run had taken steps before this: go on with the `.state` of this error"
-    )
 
 
 def _with_scalar(state: TrainState, name: str, value: np.generic) -> TrainState:

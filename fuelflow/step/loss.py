@@ -3,25 +3,41 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import jax
 
 from fuelflow._errors import MissingFieldError
 from fuelflow._types import Array, Batch, LossFunction
+from fuelflow.step.forward import Forward
 from fuelflow.step.weighted import Mean, is_maskable, read_form
 
 
 class LossReading(NamedTuple):
     """What one call of a loss function said, as weighted means.
 
-    ``maskable`` is true if every value can be told apart by row, so that rows of weight
-    0 change none of them.
+    ``is_maskable`` is true if every value can be told apart by row, so that rows of
+    weight 0 change none of them. ``fetched`` are arrays that ride along.
     """
 
     loss: Mean
     metrics: dict[str, Mean]
-    maskable: bool
+    is_maskable: bool
+    fetched: Any = ()
+
+
+class LossReader(Protocol):
+    """What the engine asks for the loss of one forward pass."""
+
+    def read(
+        self,
+        forward: Forward,
+        batch: Batch,
+        key: jax.Array,
+        row_weight: Array | None = None,
+    ) -> LossReading:
+        """The loss and metrics of a batch, inside a trace."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,12 +48,16 @@ class Loss:
     key_style: Literal["positional", "keyword", "none"]
 
     def read(
-        self, model: Any, batch: Batch, key: jax.Array, row_weight: Array | None = None
+        self,
+        forward: Forward,
+        batch: Batch,
+        key: jax.Array,
+        row_weight: Array | None = None,
     ) -> LossReading:
         """Calls the function and reads its result.
 
         Args:
-            model: The model, bound for this pass.
+            forward: The model, bound for this pass.
             batch: Arrays that share their leading axis.
             key: The key of this pass, for a function that takes one.
             row_weight: Weight of each row ``[batch]``, or None for 1 each.
@@ -48,7 +68,7 @@ class Loss:
             ValueError: If a value has the wrong shape.
         """
         num_rows = jax.tree.leaves(batch)[0].shape[0]
-        loss, metrics = _split_result(self._call(model, batch, key))
+        loss, metrics = _split_result(self._call(forward.model, batch, key))
         forms = [loss, *metrics.values()]
         means = {
             name: read_form(

@@ -115,7 +115,8 @@ class Program:
         log: Where compilations are accounted for.
         fixed_table: Names, shapes and dtypes of the other arguments.
         check_batch: Refuses batches that no executable should be made for.
-        donate: Whether its first argument's buffers are taken over.
+        donate: Positions of the arguments whose buffers are taken over.
+        describe: Names, shapes and dtypes of a batch.
     """
 
     def __init__(
@@ -126,14 +127,16 @@ class Program:
         *,
         fixed_table: Table,
         check_batch: Callable[[Batch], None],
-        donate: bool = False,
+        donate: tuple[int, ...] = (),
+        describe: Callable[[Batch], Table] = batch_table,
     ) -> None:
         self.name = name
         self._function = function
-        self._jitted = jax.jit(function, donate_argnums=(0,) if donate else ())
+        self._jitted = jax.jit(function, donate_argnums=donate)
         self._log = log
         self._fixed_table = fixed_table
-        self._check_batch = check_batch
+        self.check = check_batch
+        self._describe = describe
         self._executables: dict[Hashable, Executable] = {}
         self._by_text: dict[Hashable, Executable] = {}
         self._last_signature: Hashable = None
@@ -161,7 +164,7 @@ class Program:
             ValueError: If its leaves have the wrong shapes, or are on another device.
         """
         if _config.jax_disable_jit:
-            self._check_batch(batch)
+            self.check(batch)
             return self._function(*arguments)
         try:
             if self._only is not None:
@@ -176,7 +179,7 @@ class Program:
             return executable.call(*arguments)
         except ValueError:
             # Where an array is, is no part of the signature, being costly to look at.
-            self._check_batch(batch)
+            self.check(batch)
             raise
 
     def executable(
@@ -197,7 +200,7 @@ class Program:
             return self._last
         executable = self._executables.get(signature)
         if executable is None:
-            self._check_batch(batch)
+            self.check(batch)
             # NumPy's float64 and float32 are one to JAX, unless 64 bits are enabled.
             executable = self._by_text.get(_text_signature(batch, num_steps))
             if executable is None:
@@ -209,7 +212,7 @@ class Program:
     def _make(
         self, batch: Batch, arguments: tuple[Any, ...], num_steps: int | None
     ) -> Executable:
-        table = {**self._fixed_table, **batch_table(batch)}
+        table = {**self._fixed_table, **self._describe(batch)}
         if num_steps is not None:
             table["steps_per_call"] = str(num_steps)
         changes = self._log.explain(self.name, table)

@@ -6,7 +6,7 @@ from typing import Any
 
 from fuelflow._types import Schedule
 from fuelflow.step.checks import checked_count, checked_positive
-from fuelflow.step.loss import Loss
+from fuelflow.step.loss import LossReader
 from fuelflow.step.optimizer import Optimizer
 
 
@@ -32,8 +32,8 @@ class StepRules:
             schedule for an optimizer with a rate of its own.
     """
 
-    loss: Loss
-    eval_loss: Loss
+    loss: LossReader
+    eval_loss: LossReader
     optimizer: Optimizer
     schedule: Schedule | None
     max_grad_norm: float | None

@@ -1,6 +1,6 @@
 """Batches gathered into stacks that one dispatch can run through."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -10,18 +10,26 @@ import numpy as np
 from fuelflow._types import Batch
 
 
-def require_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches, of which there must be at least one.
+def iterator_of(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """An iterator over batches.
 
     Raises:
         TypeError: If it is no iterable of batches but, it seems, one batch.
-        ValueError: If it is empty.
     """
-    if isinstance(batches, dict) or hasattr(batches, "dtype"):
+    if isinstance(batches, Mapping) or hasattr(batches, "dtype"):
         raise TypeError(
             "`batches` must be an iterable of batches, got a "
             f"{type(batches).__name__}, which looks like one batch: put it in a list"
         )
+    return iter(batches)
+
+
+def at_least_one(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches, of which there must be at least one.
+
+    Raises:
+        ValueError: If there is none.
+    """
     count = 0
     for count, batch in enumerate(batches, start=1):  # noqa: B007
         yield batch

@@ -1,0 +1,156 @@
+"""Sending steps to the device: one, or a run of them, without waiting."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fuelflow._errors import NonFiniteError
+from fuelflow._types import Batch as BatchTree
+from fuelflow.step.batch import Batch, Stretch, Stretchable
+from fuelflow.step.engine import Moving, Seen
+from fuelflow.step.host import Host
+from fuelflow.step.outcome import StepOutcome
+from fuelflow.step.packing import Packed
+from fuelflow.step.programs import Programs, fixed_part, moving_part
+from fuelflow.step.stacking import (
+    at_least_one,
+    groups_of_equal_shape,
+    iterator_of,
+    stack,
+)
+from fuelflow.step.state import TrainState, evolve
+
+
+@dataclass(frozen=True)
+class Dispatcher:
+    """How a loop sends its programs off.
+
+    Attributes:
+        host: The loop's memory.
+        raises: Whether reading a step that was not finite is an error.
+        log_interval: Steps between log records, or None.
+        max_in_flight: Dispatches the host may be ahead of the device.
+    """
+
+    host: Host
+    raises: bool
+    log_interval: int | None
+    max_in_flight: int
+
+    def ready(self, state: TrainState) -> tuple[TrainState, Programs]:
+        """A state that may be stepped, once there is room for it, and its programs.
+
+        Raises:
+            NonFiniteError: If an earlier step turns out not to have been finite.
+        """
+        state, programs = self.host.ready(state, will_step=True)
+        flight = state.flight
+        assert flight is not None
+        error = flight.make_room(self.max_in_flight)
+        if error is not None:
+            flight.raise_once(error)
+        return state, programs
+
+    def step(
+        self, programs: Programs, state: TrainState, batch: BatchTree
+    ) -> tuple[TrainState, StepOutcome]:
+        """One step over a batch."""
+        if type(batch) is Batch:
+            batch = programs.rows_of(batch, state)
+        done = programs.step(batch, moving_part(state), fixed_part(state), batch)
+        return self.advance(state, *done)
+
+    def run(
+        self, state: TrainState, batches: Iterable[BatchTree], steps_per_call: int
+    ) -> tuple[TrainState, StepOutcome]:
+        """A step over each batch, several in one dispatch.
+
+        Raises:
+            ValueError: If there is no batch. An error after the first dispatch has the
+                state so far as its ``state``, and the outcomes as its ``outcome``.
+        """
+        state, programs = self.ready(state)
+        outcomes: list[StepOutcome] = []
+        seen: NonFiniteError | None = None
+        try:
+            for part in _parts(programs, state, batches, steps_per_call):
+                state, outcome = self._run_part(programs, state, part)
+                outcomes.append(outcome)
+                assert state.flight is not None
+                seen = state.flight.make_room(self.max_in_flight)
+                if seen is not None:
+                    break
+        except BaseException as error:
+            # The given state is used up: whoever catches this needs the new one.
+            if outcomes:
+                _hand_back(error, state, StepOutcome.stacked(outcomes))
+            raise
+        return state, StepOutcome.stacked(outcomes, seen)
+
+    def _run_part(
+        self, programs: Programs, state: TrainState, part: Stretch | list[BatchTree]
+    ) -> tuple[TrainState, StepOutcome]:
+        moving, fixed = moving_part(state), fixed_part(state)
+        if isinstance(part, Stretch):
+            done = programs.stretch(part, moving, fixed, part)
+            return self.advance(state, *done, num_steps=part.num_steps)
+        if len(part) == 1:
+            return self.advance(state, *programs.step(part[0], moving, fixed, part[0]))
+        done = programs.run(part[0], moving, fixed, stack(part), num_steps=len(part))
+        return self.advance(state, *done, num_steps=len(part))
+
+    def advance(
+        self,
+        state: TrainState,
+        moving: Moving,
+        packed: Packed,
+        seen: Seen,
+        *,
+        num_steps: int = 1,
+    ) -> tuple[TrainState, StepOutcome]:
+        """The state and outcome that a dispatch returned, taken note of."""
+        flight = state.flight
+        assert flight is not None
+        outcome = StepOutcome(
+            packed.words, packed.layout, flight if self.raises else None
+        )
+        flight.add(outcome, num_steps, self.log_interval)
+        state = evolve(
+            state,
+            params=moving.params,
+            variables=moving.variables,
+            opt_state=moving.opt_state,
+            step=moving.step,
+            num_skipped=moving.num_skipped,
+            sown=seen.sown,
+        )
+        return state, outcome
+
+
+def _parts(
+    programs: Programs,
+    state: TrainState,
+    batches: Iterable[BatchTree],
+    steps_per_call: int,
+) -> Iterator[Stretch | list[BatchTree]]:
+    """Batches by dispatch: stretches of them first, then stacks, then single ones."""
+    source = iterator_of(batches)
+    is_started = False
+    if steps_per_call > 1 and isinstance(source, Stretchable):
+        while (stretch := source.stretch(steps_per_call)) is not None:
+            is_started = True
+            yield stretch
+
+    def as_rows(batch: Any) -> BatchTree:
+        return programs.rows_of(batch, state) if type(batch) is Batch else batch
+
+    rest = map(as_rows, source if is_started else at_least_one(source))
+    yield from groups_of_equal_shape(rest, steps_per_call)
+
+
+def _hand_back(error: BaseException, state: TrainState, outcome: StepOutcome) -> None:
+    """Puts what a run had reached into the error that ended it."""
+    vars(error).update(state=state, outcome=outcome)
+    error.add_note(
+        "the run had taken steps before this: go on with the `.state` of this error"
+    )
