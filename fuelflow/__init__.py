@@ -7,12 +7,20 @@ from fuelflow._errors import (
     FuelflowError,
     MissingFieldError,
     NonFiniteError,
+    NotWrappedError,
     RecompileError,
+    StaleGraphError,
     StateMismatchError,
+    UnwiredInputError,
     UsedStateError,
 )
+from fuelflow.lazy.array import Lazy
+from fuelflow.lazy.graph import Graph
+from fuelflow.lazy.realize import realize
+from fuelflow.lazy.wrap import lazy
 from fuelflow.model.linen import BoundLinen, Linen
 from fuelflow.step import schedules
+from fuelflow.step.batch import Batch
 from fuelflow.step.loop import TrainingLoop
 from fuelflow.step.outcome import Evaluation, StepOutcome
 from fuelflow.step.plan import ParamPlan, StepPlan
@@ -21,21 +29,29 @@ from fuelflow.step.state import TrainState
 from fuelflow.step.weighted import Weighted
 
 __all__ = [
+    "Batch",
     "BoundLinen",
     "CompileRecord",
     "Evaluation",
     "FuelflowError",
+    "Graph",
+    "Lazy",
     "Linen",
     "MissingFieldError",
     "NonFiniteError",
+    "NotWrappedError",
     "ParamPlan",
     "RecompileError",
+    "StaleGraphError",
     "StateMismatchError",
     "StepOutcome",
     "StepPlan",
     "TrainState",
     "TrainingLoop",
+    "UnwiredInputError",
     "UsedStateError",
     "Weighted",
+    "lazy",
+    "realize",
     "schedules",
 ]

@@ -8,6 +8,14 @@ What goes wrong with a run has a class of its own, with its facts as attributes:
     ├── RecompileError        a program would be compiled again, and must not
     ├── UsedStateError        a state whose buffers a step has already taken
     ├── StateMismatchError    a state of another loop or model   (also a ValueError)
+    ├── RowError              a row unlike the others of its source
+    │                                                             (also a ValueError)
+    ├── PositionError         a position in other data, or in another order
+    │                                                             (also a ValueError)
+    ├── StaleGraphError       a recorded value whose parameters have moved on
+    ├── NotWrappedError       a lazy array given to a function that does not record
+    ├── UnwiredInputError     an input that is no field of the data
+    │                                                             (also a ValueError)
     └── MissingFieldError     the loss asks for a field the batch lacks
                                                                   (also a KeyError)
 """
@@ -173,3 +181,92 @@ class MissingFieldError(FuelflowError, KeyError):
     def __str__(self) -> str:
         there = ", ".join(f"`{field}`" for field in self.fields)
         return f"the batch has no field `{self.name}`; its fields are {there}"
+
+
+class StaleGraphError(FuelflowError):
+    """A recorded value was asked for after its parameters had moved on.
+
+    Attributes:
+        step: Steps the graph had taken when the value was recorded.
+        what: The recorded call.
+    """
+
+    def __init__(self, step: int, what: str) -> None:
+        self.step = step
+        self.what = what
+        super().__init__(
+            f"{what} belongs to the parameters after {step} steps, which have moved "
+            "on: record it anew, read it before the step, or have the step fetch it, "
+            "`graph.step(loss, fetch=(value,))`"
+        )
+
+
+class NotWrappedError(FuelflowError):
+    """A lazy array was passed to a function that does not record.
+
+    No TypeError, which JAX would replace by one of its own.
+
+    Attributes:
+        function: The function's name, as far as it can be told.
+    """
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+        super().__init__(
+            f"a lazy array was passed to `{function}`, which runs at once and would cut "
+            "its gradient: wrap the function, `f = ff.lazy(f)` or "
+            "`jnp = ff.lazy(jax.numpy)`, or read the value first, `x.realize()`"
+        )
+
+
+class UnwiredInputError(FuelflowError, ValueError):
+    """An input of a model is no field of the data, or the other way round.
+
+    Attributes:
+        name: The input or field.
+        inputs: The inputs of the model.
+        fields: The fields of the data.
+    """
+
+    def __init__(
+        self, name: str, what: str, inputs: Sequence[str], fields: Sequence[str]
+    ) -> None:
+        self.name = name
+        self.inputs = tuple(inputs)
+        self.fields = tuple(fields)
+        super().__init__(
+            f"{what} `{name}` is no field of the data: the model's inputs are "
+            f"{_named(inputs)}; the data's fields are {_named(fields)}"
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+class RowError(FuelflowError, ValueError):
+    """A row of a source is not like the others, or is missing.
+
+    Attributes:
+        row: The row's number in its source.
+    """
+
+    def __init__(self, row: int, fault: str) -> None:
+        self.row = row
+        super().__init__(f"row {row} of the source {fault}")
+
+
+class PositionError(FuelflowError, ValueError):
+    """A position to continue from belongs to other data, or to another order of them.
+
+    Attributes:
+        different: What differs, what the position has, and what the loader has.
+    """
+
+    def __init__(self, different: Sequence[tuple[str, object, object]]) -> None:
+        self.different = tuple(different)
+        listed = [f"`{n}` is {had}, here {has}" for n, had, has in different]
+        super().__init__(
+            f"this position is one of another loader: {_some(listed)}. Restore it into "
+            "a loader of the same data, seed and sampler"
+        )

@@ -45,7 +45,8 @@ def load() -> tuple[Digits, Digits]:
             "fuelflow demo needs scikit-learn: pip install 'fuelflow[examples]'",
             name="sklearn",
         ) from None
-    pixels, labels = load_digits(return_X_y=True)
+    loaded: Any = load_digits(return_X_y=True)
+    pixels, labels = loaded
     digits = {
         "image": np.float32(pixels / 16).reshape(-1, 8, 8, 1),
         "label": np.int32(labels),

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import tree_flatten_with_path
 
 from fuelflow._errors import StateMismatchError, UsedStateError
 from fuelflow.devices.placement import SingleDevice, device_of
@@ -17,7 +18,7 @@ from fuelflow.step.optimizer import initial_state, rate_multipliers
 from fuelflow.step.program import CompileLog
 from fuelflow.step.programs import Programs, arrays_of
 from fuelflow.step.rules import StepRules
-from fuelflow.step.spec import StateSpec, make_spec, same_definition
+from fuelflow.step.spec import StateSpec, leaf_text, make_spec, same_definition
 from fuelflow.step.state import NO_RATE, TrainState, evolve
 
 
@@ -70,6 +71,32 @@ class Host:
         ):
             self._programs = self._make_programs(spec, placement)
         return evolve(state, flight=Flight(0, 0))
+
+    def adopt(self, state: TrainState, *, keep: bool) -> TrainState:
+        """A state of another loop over the same model, as this one goes on with it.
+
+        Args:
+            state: The state, which stays usable only through the one returned.
+            keep: Whether optimizer state of the same name, shape and dtype is kept; all
+                else starts anew.
+
+        Raises:
+            UsedStateError: If a step has taken over its buffers.
+        """
+        trained = self._trained_names(state.definition)
+        if state.step.is_deleted():
+            raise UsedStateError("step")
+        params = {name: state.params[name] for name in trained}
+        opt_state = initial_state(self.rules.optimizer, params, state.lr)
+        if keep:
+            opt_state = _with_kept(opt_state, state.opt_state)
+        flight = state.flight
+        state = evolve(state, opt_state=opt_state, spec=None)
+        placement = SingleDevice(device_of(state.params))
+        state = evolve(state, **placement.place(arrays_of(state)))
+        spec = make_spec(state.definition, arrays_of(state))
+        self._programs = self._make_programs(spec, placement)
+        return evolve(state, flight=flight)
 
     def ready(
         self, state: TrainState, *, will_step: bool = False
@@ -156,6 +183,18 @@ class Host:
         if not selected:
             raise ValueError("`trainable` must leave at least one parameter to train")
         return tuple(name for name in names if name in selected)
+
+
+def _with_kept(fresh: Any, old: Any) -> Any:
+    """A fresh optimizer state with what an older one has of the same name and kind."""
+    known = {path_name(path): leaf for path, leaf in tree_flatten_with_path(old)[0]}
+    paths, treedef = tree_flatten_with_path(fresh)
+    kept = []
+    for path, leaf in paths:
+        had = known.get(path_name(path))
+        is_alike = had is not None and leaf_text(had) == leaf_text(leaf)
+        kept.append(had if is_alike else leaf)
+    return jax.tree.unflatten(treedef, kept)
 
 
 _OTHER_MODEL = ("the model", "of another structure", "the one this loop was given")

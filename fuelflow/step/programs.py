@@ -31,6 +31,7 @@ class Programs:
         self.engine = engine
         self.spec = spec
         self.placement = placement
+        self.log = log
 
         program = partial(Program, log=log, fixed_table=spec.table)
         check = partial(check_batch, device=placement.device)

@@ -164,7 +164,7 @@ def check_batch(batch: Batch, device: Device, num_microbatches: int = 1) -> None
     sizes: dict[str, int] = {}
     for path, leaf in paths:
         name = "batch" + _index_text(path)
-        _require_array(name, leaf)
+        require_array(name, leaf)
         _require_on(device, name, leaf)
         if not leaf.shape:
             raise ValueError(f"`{name}` must have a leading batch axis, got a scalar")
@@ -195,7 +195,12 @@ def _require_on(device: Device, name: str, leaf: Any) -> None:
             )
 
 
-def _require_array(name: str, leaf: Any) -> None:
+def require_array(name: str, leaf: Any) -> None:
+    """Refuses a leaf that no compiled program can take, by name.
+
+    Raises:
+        TypeError: If it is no array of numbers.
+    """
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError(f"`{name}` must have no mask: pass it as a field of its own")
     if isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:

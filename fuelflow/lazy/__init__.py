@@ -1,0 +1,1 @@
+"""Expressions that are recorded and run as one program, and the Graph."""

@@ -1,0 +1,349 @@
+"""Recorded calls: operations, the nodes they make, and their results as lazy arrays."""
+
+import itertools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fuelflow.lazy.static import ARRAYS, Reader, make_rebuild, name_of, text_of
+from fuelflow.model.definition import is_array
+from fuelflow.step.spec import leaf_text
+
+MAX_OPERATIONS = 4096
+"""Operations remembered; when there are more, all are forgotten and found again."""
+
+_serials = itertools.count()
+
+
+class Type:
+    """Shape, dtype and weakness of an array; one object for all that are alike."""
+
+    __slots__ = ("__weakref__", "dtype", "shape", "weak")
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, *, weak: bool) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.weak = weak
+
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """The same, for tracing."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak)
+
+
+_types: dict[Hashable, Type] = {}
+
+
+def type_of(shape: tuple[int, ...], dtype: Any, weak: bool) -> Type:  # noqa: FBT001
+    """The type with these properties."""
+    found = _types.get((shape, dtype, weak))
+    if found is None:
+        if not jnp.issubdtype(dtype, jax.dtypes.extended):
+            canonical = jax.dtypes.canonicalize_dtype(dtype)
+            if canonical != dtype:
+                found = type_of(shape, canonical, weak)
+        found = found or Type(shape, dtype, weak=weak)
+        _types[shape, dtype, weak] = found
+    return found
+
+
+class Stamp:
+    """One set of parameters of one graph: what was recorded with them belongs to it."""
+
+    __slots__ = (
+        *("__weakref__", "_graph", "alone", "is_stale"),
+        *("last_call", "looked", "step"),
+    )
+
+    def __init__(self, graph: Any, step: int) -> None:
+        self._graph = weakref.ref(graph)
+        self.step = step
+        self.is_stale = False
+        # Nodes realized under it, which may let go of their inputs once it is stale.
+        self.looked: list[weakref.ref[Node]] = []
+        # The last call that changed the model's variables, which the next comes after.
+        self.last_call: Node | None = None
+        self.alone: tuple[Stamp, ...] = (self,)
+
+    @property
+    def graph(self) -> Any:
+        """The graph; None if it is gone."""
+        return self._graph()
+
+    def expire(self) -> None:
+        """The parameters have moved on."""
+        self.is_stale = True
+        self.last_call = None
+        self.alone = ()
+        for reference in self.looked:
+            node = reference()
+            if node is not None:
+                node.release()
+        self.looked.clear()
+
+
+class Site(NamedTuple):
+    """A place in the user's code."""
+
+    code: types.CodeType
+    instruction: int
+
+    def __str__(self) -> str:
+        positions = list(self.code.co_positions())
+        line = positions[self.instruction // 2][0] or self.code.co_firstlineno
+        file = self.code.co_filename
+        # A notebook's cell has a temporary file for a name.
+        name = "cell" if "ipykernel" in file else file.rpartition("/")[2]
+        return f"{name}:{line}"
+
+
+class Operation:
+    """A function with its static arguments, for inputs of certain types.
+
+    Attributes:
+        name: The function's name.
+        text: Name and arguments, for explanations.
+        types: The type of each array in its results.
+        is_single: Whether its result is one array.
+        arrange: Arrays to results that hold them.
+    """
+
+    __slots__ = ("_prepare", "arrange", "is_single", "name", "text", "types")
+
+    def __init__(self, name: str, text: str, prepare: Callable[[Any], Any]) -> None:
+        self.name = name
+        self.text = text
+        self._prepare = prepare
+        self.arrange: Callable[[Any], Any] = next
+        self.is_single = True
+        self.types: list[Type] = []
+
+    def infer(self, trace: Callable[[Callable[..., Any]], Any]) -> None:
+        """Finds the types of the results, by tracing the function without running it.
+
+        Args:
+            trace: Calls a function with traced arguments, and gives the shapes and
+                dtypes of what it returned.
+        """
+        shapes = trace(self.results)
+        self.types = [
+            type_of(x.shape, x.dtype, bool(getattr(x, "weak_type", False)))
+            for x in shapes
+        ]
+
+    def results(self, values: Sequence[Any], *first: Any) -> list[Any]:
+        """The arrays in the results, for traced inputs.
+
+        Args:
+            values: The arrays in the arguments.
+            *first: What stands before the arguments, such as the model.
+        """
+        function, args, kwargs = self._prepare(iter(values))
+        results = function(*first, *args, **kwargs)
+        self.is_single = is_data(results)
+        if self.is_single:
+            return [results]
+        reader = Reader(is_data)
+        reader.read(results)
+        self.arrange = make_rebuild(results, is_data)
+        return reader.data
+
+
+class Node:
+    """A recorded call.
+
+    Attributes:
+        operation: What is called.
+        inputs: Lazy arrays and arrays; None once they are let go.
+        stamps: The parameters that the results depend on.
+        call_stamp: The parameters of a call of a model; None for other calls.
+        previous: The call of the same model that changed its variables before this one.
+        training: Whether a call of a model is in training mode.
+        site: Where it was recorded.
+        serial: Its place in the order of recording.
+        values: Results that are known, by index.
+        is_used: Whether its gradient has been taken for a step.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "call_stamp",
+        "inputs",
+        "is_used",
+        "operation",
+        "previous",
+        "serial",
+        "site",
+        "stamps",
+        "training",
+        "values",
+    )
+
+    def __init__(
+        self,
+        operation: Operation,
+        inputs: tuple[Any, ...],
+        stamps: tuple[Stamp, ...],
+        site: Site,
+        *,
+        call_stamp: Stamp | None = None,
+        previous: "Node | None" = None,
+        training: bool = True,
+    ) -> None:
+        self.operation = operation
+        self.inputs: tuple[Any, ...] | None = inputs
+        self.stamps = stamps
+        self.site = site
+        self.call_stamp = call_stamp
+        self.previous = previous
+        self.training = training
+        self.serial = next(_serials)
+        self.values: dict[int, Any] = {}
+        self.is_used = False
+
+    def release(self) -> None:
+        """Lets go of the inputs, which nothing can need any more."""
+        self.inputs = None
+        self.previous = None
+
+    def release_if_known(self) -> None:
+        """Lets go of the inputs if every result is known."""
+        if len(self.values) == len(self.operation.types):
+            self.release()
+
+
+class Ref:
+    """One result of a node: what a lazy array is underneath."""
+
+    __slots__ = ("__weakref__", "_index", "_node", "_type")
+
+    def __init__(self, node: Node, index: int) -> None:
+        self._node = node
+        self._index = index
+        self._type = node.operation.types[index]
+
+
+_operations: dict[Hashable, Operation] = {}
+DATA = (Ref, *ARRAYS)
+
+
+def is_data(value: Any) -> bool:
+    """Whether a value is an array, lazy or not: an input, and no part of a key."""
+    return isinstance(value, DATA)
+
+
+def type_of_data(value: Any) -> Type:
+    """The type of an array, lazy or not.
+
+    Raises:
+        TypeError: If it is no array of numbers.
+    """
+    if isinstance(value, Ref):
+        return value._type
+    found = _types.get((value.shape, value.dtype, getattr(value, "weak_type", False)))
+    if found is not None:
+        return found
+    if not is_array(value):
+        raise TypeError(
+            f"an argument of a lazy function must be numeric, got dtype {value.dtype}"
+        )
+    return type_of(value.shape, value.dtype, getattr(value, "weak_type", False))
+
+
+def record(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    function_key: Hashable = None,
+    model: Any = None,
+) -> tuple[Operation, tuple[Any, ...]]:
+    """The operation of a call, and its inputs.
+
+    Args:
+        function: What is called.
+        args: Its arguments: arrays, lazy or not, static values, and trees of them.
+        kwargs: Its keyword arguments.
+        function_key: A key for the function if it is known and holds no array.
+        model: A `ModelCall` if the function is given a model first.
+
+    Raises:
+        TypeError: If an argument is an array of no numbers, or a model.
+    """
+    reader = Reader(is_data)
+    read = reader.read
+    head = read(function) if function_key is None else function_key
+    key = (
+        head,
+        model and model.key,
+        tuple([read(value) for value in args]),
+        tuple([(name, read(value)) for name, value in kwargs.items()])
+        if kwargs
+        else (),
+        tuple([type_of_data(value) for value in reader.data]),
+    )
+    inputs = tuple(reader.data)
+    operation = _operations.get(key)
+    if operation is None:
+        operation = _make_operation((function, args, kwargs), inputs, model, head)
+        if len(_operations) >= MAX_OPERATIONS:
+            _operations.clear()
+        _operations[key] = operation
+    return operation, inputs
+
+
+def _make_operation(
+    call: tuple[Any, tuple[Any, ...], dict[str, Any]],
+    inputs: tuple[Any, ...],
+    model: Any,
+    head: Hashable,
+) -> Operation:
+    function, args, kwargs = call
+    # A function that holds arrays is made anew around them, traced.
+    is_known = isinstance(head, types.FunctionType)
+    make = make_rebuild((None if is_known else function, args, kwargs), is_data)
+
+    def prepare(found: Any) -> Any:
+        new, args, kwargs = make(found)
+        return (function if is_known else new), args, kwargs
+
+    kinds = [type_of_data(value) for value in inputs]
+    structs = [kind.struct() for kind in kinds]
+
+    def trace(results: Any) -> Any:
+        return jax.eval_shape(results, structs)
+
+    text = _call_text(function, args, kwargs)
+    operation = Operation(name_of(function), text, prepare)
+    operation.infer(trace if model is None else partial(model.trace, structs))
+    return operation
+
+
+def _call_text(function: Any, args: Any, kwargs: Any) -> str:
+    def show(value: Any) -> str:
+        if is_data(value):
+            return leaf_text(type_of_data(value))
+        if type(value) in (tuple, list, dict):
+            leaves = jax.tree.leaves(value, is_leaf=is_data)
+            return "(" + ", ".join(show(leaf) for leaf in leaves) + ")"
+        return text_of(value, is_data)
+
+    shown = [show(value) for value in args]
+    shown += [f"{name}={show(value)}" for name, value in kwargs.items()]
+    return f"{text_of(function, is_data)}({', '.join(shown)})"
+
+
+def caller(depth: int) -> Site:
+    """The first place outside of this package, ``depth`` frames up or more."""
+    frame: Any = sys._getframe(depth)
+    while frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        frame = frame.f_back
+    return Site(frame.f_code, frame.f_lasti)
+
+
+_PACKAGE = __name__.rpartition(".")[0]

@@ -1,0 +1,501 @@
+"""Graph: a model bound to its optimizer, schedule and data, trained line by line."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, SupportsIndex
+
+import jax
+import optax
+
+from fuelflow._types import Grads, Schedule
+from fuelflow.lazy.array import results_of, stamps_of
+from fuelflow.lazy.expression import Node, Ref, caller, record
+from fuelflow.lazy.inputs import Inputs, inputs_of
+from fuelflow.lazy.passes import Form, ModelCall
+from fuelflow.lazy.steps import Steps
+from fuelflow.model.definition import Definition
+from fuelflow.model.functional import make_functional
+from fuelflow.model.linen import Linen
+from fuelflow.step.batch import Batch
+from fuelflow.step.loop import NonFinite, TrainingLoop
+from fuelflow.step.optimizer import Factory, Transformation
+from fuelflow.step.outcome import StepOutcome
+from fuelflow.step.plan import StepPlan
+from fuelflow.step.program import CompileRecord
+from fuelflow.step.state import TrainState
+
+
+class Graph:
+    """A model bound to its optimizer, schedule and data, trained line by line.
+
+    Calls of the graph are recorded; `step` runs what was recorded, forward and
+    backward, clips and updates, as one program. It is the program of `TrainingLoop`,
+    with the same numbers.
+
+    Args:
+        model: An `nnx.Module`, a `Linen`, or a pytree with floating leaves.
+        seed: Seed, or key, of the keys that a linen model is given.
+        apply: ``(model, *inputs)`` to the outputs, for a model that is not called, or
+            not called so.
+        inputs: Names of the model's inputs; by default those of its signature. Inputs
+            named ``train``, ``training``, ``deterministic`` and the like are told the
+            graph's mode.
+        max_grad_norm: As in `TrainingLoop`, like all that follow.
+        max_grad_value: Largest absolute value of a gradient's entry.
+        trainable: Patterns of the parameters to train.
+        lr_groups: Pattern to factor on the rate.
+        nonfinite: What a loss or gradient does that is not finite.
+        log_interval: Steps between log records.
+        strict_compile: Whether compiling a line's program twice is an error.
+        max_in_flight: Dispatches the host may be ahead of the device.
+
+    Raises:
+        TypeError: If an argument has the wrong kind.
+        ValueError: If the model has nothing to train, or a pattern selects nothing.
+
+    Example:
+        >>> import fuelflow as ff, jax.numpy as jnp, numpy as np, optax
+        >>> graph = ff.Graph({"w": jnp.float32(0)}, apply=lambda m, x: m["w"] * x)
+        >>> graph.set_optimizer(optax.sgd)
+        >>> graph.set_lr(0.1)
+        >>> loss = ((graph(np.float32([1, 2])) - np.float32([2, 4])) ** 2).mean()
+        >>> outcome = graph.step(loss)
+        >>> float(loss), round(float(graph.state.params["w"]), 6)
+        (10.0, 1.0)
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        seed: SupportsIndex | jax.Array = 0,
+        apply: Callable[..., Any] | None = None,
+        inputs: Iterable[str] | None = None,
+        max_grad_norm: float | None = None,
+        max_grad_value: float | None = None,
+        trainable: str | Iterable[str] = "*",
+        lr_groups: Mapping[str, float] | None = None,
+        nonfinite: NonFinite = "raise",
+        log_interval: int | None = None,
+        strict_compile: bool = False,
+        max_in_flight: int = 64,
+    ) -> None:
+        self._apply = call_model if apply is None else apply
+        self._inputs = _resolve_inputs(model, apply, inputs)
+        loop = TrainingLoop(
+            unwritten_loss,
+            optax.set_to_zero(),
+            max_grad_norm=max_grad_norm,
+            max_grad_value=max_grad_value,
+            trainable=trainable,
+            lr_groups=lr_groups,
+            nonfinite=nonfinite,
+            log_interval=log_interval,
+            strict_compile=strict_compile,
+            max_in_flight=max_in_flight,
+        )
+        self._steps = Steps(self, loop, loop.init(model, seed=seed))
+        self.training = True
+        state = self.state
+        self._calls = [
+            ModelCall(
+                state.definition,
+                _shapes(state.params),
+                _shapes(state.variables),
+                training,
+            )
+            for training in (False, True)
+        ]
+        self._keeps_variables = not state.variables and not isinstance(model, Linen)
+        self._loader: Any = None
+        self._wiring: dict[str, str] = {}
+        self._epoch: Any = None
+
+    # The run.
+
+    @property
+    def loop(self) -> TrainingLoop:
+        """The loop whose step this graph takes; give it a loss to use it alone.
+
+        ``graph.loop.replace(loss_fn=...)`` takes ``graph.state``, and its states may be
+        set as ``graph.state``: the run goes on.
+        """
+        return self._steps.loop
+
+    @property
+    def state(self) -> TrainState:
+        """The state so far. The next step takes over its buffers."""
+        return self._steps.state
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._steps.set_state(state)
+
+    @property
+    def definition(self) -> Definition:
+        """The model without its arrays."""
+        return self.state.definition
+
+    @property
+    def model(self) -> Any:
+        """The user's kind of model with the arrays so far, copied."""
+        return self.loop.model(self.state)
+
+    @property
+    def training_step(self) -> int:
+        """Calls of `step` so far, from the state's own count on."""
+        return self._steps.training_step
+
+    @property
+    def compiles(self) -> tuple[CompileRecord, ...]:
+        """Every compilation of a step so far, and what made it necessary."""
+        return self._steps.log_records()
+
+    def set_optimizer(self, optimizer: Transformation | Factory) -> None:
+        """Sets or replaces the optimizer, whose own state starts anew.
+
+        The count of steps, the schedule and the rates stay.
+
+        Args:
+            optimizer: A factory of the learning rate such as `optax.adamw`, or an optax
+                transformation, which keeps its own rate.
+
+        Raises:
+            TypeError: If it is neither.
+            ValueError: If it keeps its own rate, and there is a scheduler.
+        """
+        self._steps.set_optimizer(optimizer)
+
+    def set_scheduler(self, schedule: Schedule | float | None) -> None:
+        """Sets, replaces or, with None, removes the schedule. The count stays.
+
+        Raises:
+            TypeError: If it is no schedule.
+            ValueError: If the optimizer keeps its own rate.
+        """
+        self._steps.set_scheduler(schedule)
+
+    def set_lr(self, lr: float) -> None:
+        """Sets the learning rate; a scheduler, if there is one, wins.
+
+        Raises:
+            ValueError: If it is negative or not finite, or the optimizer has its own.
+        """
+        self._steps.set_lr(lr)
+
+    def set_lr_scale(self, scale: float) -> None:
+        """Sets the factor on a scheduled rate; without a scheduler it has no effect.
+
+        Raises:
+            ValueError: If it is negative or not finite, or the optimizer has its own
+                rate.
+        """
+        self._steps.set_lr_scale(scale)
+
+    def set_trainable(self, patterns: str | Iterable[str]) -> None:
+        """Sets which parameters are trained; ``"!encoder"`` freezes.
+
+        The optimizer's state of those that stay trained is kept, and that of others is
+        fresh or gone.
+
+        Raises:
+            ValueError: If a pattern selects nothing, or nothing is left to train.
+        """
+        self._steps.set_trainable(patterns)
+
+    def set_lr_groups(self, groups: Mapping[str, float] | None) -> None:
+        """Sets the factors on the rates of parameters, by pattern.
+
+        Raises:
+            ValueError: If patterns overlap, or one selects nothing that is trained.
+        """
+        self._steps.change(lr_groups=groups)
+
+    def train(self) -> "Graph":
+        """Records calls in training mode from now on; returns the graph."""
+        self.training = True
+        return self
+
+    def eval(self) -> "Graph":
+        """Records calls in eval mode from now on; returns the graph.
+
+        Such a call changes no variables. A step may be taken through it all the same.
+        """
+        self.training = False
+        return self
+
+    # Recording.
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Records a call of the model; its outputs have `Lazy` for arrays.
+
+        Args:
+            *args: Inputs of the model: arrays, lazy or not, static values, and trees.
+            **kwargs: The same by name.
+        """
+        if self._inputs.mode:
+            told = self._inputs.mode_arguments(kwargs, training=self.training)
+            kwargs = {**kwargs, **told}
+        return self._record(self._apply, args, kwargs)
+
+    def record(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Records ``function(model, ...)``, for what is no call of the model.
+
+        Such as a penalty on its parameters, or another method of it.
+        """
+        return self._record(function, args, kwargs)
+
+    def _record(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        operation, inputs = record(
+            function,
+            args,
+            kwargs,
+            function_key=call_model if function is call_model else None,
+            model=self._calls[self.training],
+        )
+        stamp = self._steps.stamp
+        stamps = stamps_of(inputs)
+        if stamp not in stamps:
+            stamps = (*stamps, stamp) if stamps else stamp.alone
+        changes = self.training and not self._keeps_variables
+        node = Node(
+            operation,
+            inputs,
+            stamps,
+            caller(2),
+            call_stamp=stamp,
+            previous=stamp.last_call if changes else None,
+            training=self.training,
+        )
+        if changes:
+            stamp.last_call = node
+        return results_of(node)
+
+    # Stepping.
+
+    def step(
+        self,
+        loss: Any = None,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        fetch: Iterable[Ref] | Ref = (),
+    ) -> StepOutcome:
+        """One optimizer step, dispatched and not waited for.
+
+        Forward, backward, clip and update are one program, which also gives the loss
+        and what is fetched their values. Without a loss, the step is taken along the
+        gradients that calls of `backward` have added up since the last step.
+
+        Args:
+            loss: A lazy scalar, a lazy vector, of which the mean is meant, or
+                `Weighted` of lazy arrays.
+            metrics: Further such values by name, for the outcome; also bool or integer.
+            fetch: Lazy arrays to be given their values, so that reading them later
+                runs nothing.
+
+        Returns:
+            A promise of what the step said.
+
+        Raises:
+            NonFiniteError: If the host now sees that an earlier step was not finite.
+            RecompileError: If this line needed a second compilation, in strict mode.
+            StaleGraphError: If the loss was stepped before, or recorded with parameters
+                that have moved on.
+            TypeError: If the loss is not lazy.
+            ValueError: If it does not depend on this graph, no optimizer or rate was
+                set, or there is neither a loss nor a gradient.
+        """
+        if loss is None:
+            return self._steps.apply()
+        forms = {"the loss": Form.of(loss, "the loss")}
+        if metrics:
+            for name, metric in metrics.items():
+                forms[name] = Form.of(metric, f"the metric `{name}`")
+        return self._steps.step(forms, _as_tuple(fetch))
+
+    def backward(self, loss: Any, *, fetch: Iterable[Ref] | Ref = ()) -> None:
+        """Adds the gradient of a loss to those that wait for the next `step`.
+
+        As in PyTorch the gradients are summed: to take their mean over n calls, divide
+        each loss by n. The parameters, and what was recorded with them, stay; changes
+        of the model's variables take effect with the step.
+
+        Args:
+            loss: As in `step`.
+            fetch: As in `step`.
+
+        Raises:
+            StaleGraphError: As `step`, as are the other errors.
+        """
+        self._steps.backward({"the loss": Form.of(loss, "the loss")}, _as_tuple(fetch))
+
+    def grads(self, loss: Any) -> Grads:
+        """The gradients of a loss by parameter name, before clipping, with no update.
+
+        Raises:
+            StaleGraphError: As `step`, as are the other errors.
+        """
+        return self._steps.grads({"the loss": Form.of(loss, "the loss")})
+
+    def plan(self, loss: Any) -> StepPlan:
+        """What a step over a loss will do: see `TrainingLoop.plan`. Runs nothing.
+
+        Raises:
+            StaleGraphError: As `step`, as are the other errors.
+        """
+        return self._steps.plan({"the loss": Form.of(loss, "the loss")})
+
+    # Data.
+
+    def set_data_loader(self, loader: Any, entry: str) -> None:
+        """Binds a loader, and wires its fields to the model's inputs by name.
+
+        Args:
+            loader: A `DataLoader`, or anything with its ``epoch``, ``field_names``,
+                ``batch_size`` and ``len``.
+            entry: The field for the model's first input. Each other input is given the
+                field of its name, if there is one; what no input takes is a target.
+
+        Raises:
+            RuntimeError: If an epoch of the loader there is, is being iterated.
+            UnwiredInputError: If the entry, or an input without default, is no field.
+        """
+        if self._epoch is not None:
+            raise RuntimeError(
+                "the loader must not be replaced while an epoch is being iterated: "
+                "finish the `for` loop, or close the iterator that `graph.epoch` gave"
+            )
+        self._wiring = self._inputs.wire(entry, tuple(loader.field_names))
+        self._loader = loader
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch, which depends on the loader's seed and this number.
+
+        Raises:
+            RuntimeError: If no loader was set.
+        """
+        return EpochOfGraph(self, self._require_loader().epoch(epoch))
+
+    @property
+    def data_num_batches(self) -> int:
+        """Batches in an epoch.
+
+        Raises:
+            RuntimeError: If no loader was set.
+        """
+        return len(self._require_loader())
+
+    @property
+    def data_batch_size(self) -> int:
+        """Rows in a batch.
+
+        Raises:
+            RuntimeError: If no loader was set.
+        """
+        return self._require_loader().batch_size
+
+    def forward_batch(self, batch: Mapping[str, Any]) -> Any:
+        """Records a call of the model on the fields of a batch that are its inputs.
+
+        Raises:
+            MissingFieldError: If the batch lacks one.
+            RuntimeError: If no loader was set, so that nothing is wired.
+        """
+        self._require_loader()
+        return self(**{name: batch[field] for name, field in self._wiring.items()})
+
+    def _require_loader(self) -> Any:
+        if self._loader is None:
+            raise RuntimeError(
+                'no data loader was set: `graph.set_data_loader(loader, "image")`, '
+                "where `image` is the field for the model's first input"
+            )
+        return self._loader
+
+    def __repr__(self) -> str:
+        return f"Graph({self.state!r}, {self.training_step} steps)"
+
+
+class EpochOfGraph:
+    """The batches of a graph's epoch. While it lasts, the loader must not change."""
+
+    def __init__(self, graph: Graph, batches: Any) -> None:
+        self._graph = graph
+        self._batches = batches
+        self._number = object()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        graph = self._graph
+        graph._epoch = self._number
+        try:
+            return next(self._batches)
+        except BaseException:
+            self._end()
+            raise
+
+    def close(self) -> None:
+        """Ends the epoch early, and stops what reads ahead for it."""
+        self._end()
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+
+    def _end(self) -> None:
+        if self._graph._epoch is self._number:
+            self._graph._epoch = None
+
+    def __del__(self) -> None:
+        self._end()
+
+
+def call_model(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """The model called as it is."""
+    return model(*args, **kwargs)
+
+
+def unwritten_loss(model: Any, batch: Any) -> Any:
+    """Stands in a graph's loop for the losses that are written in the graph."""
+    del model, batch
+    raise TypeError(
+        "this loop is a graph's, whose losses are recorded: give it a loss of its own, "
+        "`loop = graph.loop.replace(loss_fn=...)`"
+    )
+
+
+def _resolve_inputs(
+    model: Any, apply: Callable[..., Any] | None, names: Iterable[str] | None
+) -> Inputs:
+    if apply is None and not isinstance(model, Linen) and not callable(model):
+        make_functional(model)  # a model of the wrong kind is refused as such
+        raise TypeError(
+            f"a {type(model).__name__} is not callable: say how it is applied, "
+            "`ff.Graph(params, apply=lambda params, x: ...)`"
+        )
+    if apply is not None:
+        found = inputs_of(apply, skip=1)
+    elif isinstance(model, Linen):
+        found = inputs_of(type(model.module).__call__, skip=1)
+    else:
+        found = inputs_of(model, skip=0)
+    if names is None:
+        return found
+    given = tuple(names)
+    return Inputs(given, given, found.mode)
+
+
+def _as_tuple(fetch: Iterable[Ref] | Ref) -> tuple[Ref, ...]:
+    fetched = (fetch,) if isinstance(fetch, Ref) else tuple(fetch)
+    for value in fetched:
+        if not isinstance(value, Ref):
+            raise TypeError(
+                f"`fetch` must hold lazy arrays, got a {type(value).__name__}"
+            )
+    return fetched
+
+
+def _shapes(arrays: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)

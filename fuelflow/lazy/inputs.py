@@ -1,0 +1,89 @@
+"""The inputs of a model by name, and which field of the data goes into which."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fuelflow._errors import UnwiredInputError
+
+MODE_INPUTS = {
+    **dict.fromkeys(("train", "training", "is_training"), True),
+    **dict.fromkeys(("deterministic", "inference"), False),
+}
+"""Inputs that say whether the model trains, and what they are when it does."""
+
+
+class Inputs:
+    """The inputs of a model's call.
+
+    Attributes:
+        names: The inputs, in order, without those that tell the mode.
+        required: Those that have no default.
+        mode: The inputs that tell the mode.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        required: Sequence[str],
+        mode: Sequence[str] = (),
+    ) -> None:
+        self.names = tuple(names)
+        self.required = tuple(required)
+        self.mode = tuple(mode)
+
+    def mode_arguments(
+        self, given: Mapping[str, Any], *, training: bool
+    ) -> dict[str, Any]:
+        """What tells the model its mode, unless it was told."""
+        return {
+            name: MODE_INPUTS[name] == training
+            for name in self.mode
+            if name not in given
+        }
+
+    def wire(self, entry: str, fields: Sequence[str]) -> dict[str, str]:
+        """Input to field, by name.
+
+        Args:
+            entry: The field for the model's first input.
+            fields: The fields of the data.
+
+        Raises:
+            UnwiredInputError: If the entry, or an input without default, is no field.
+        """
+        if entry not in fields:
+            raise UnwiredInputError(entry, "the entry", self.names, fields)
+        if not self.names:
+            raise UnwiredInputError(
+                entry, "the model takes no input, so the entry", self.names, fields
+            )
+        first, *others = self.names
+        if entry in others:
+            first, others = entry, [n for n in self.names if n != entry]
+        wiring = {first: entry}
+        for name in others:
+            if name in fields:
+                wiring[name] = name
+            elif name in self.required:
+                raise UnwiredInputError(name, "the input", self.names, fields)
+        return wiring
+
+
+def inputs_of(function: Any, *, skip: int) -> Inputs:
+    """The inputs that a call's signature names.
+
+    Args:
+        function: What is called.
+        skip: Leading parameters that are no inputs.
+    """
+    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [p for p in parameters if p.kind not in kinds]
+    mode = [p.name for p in named if p.name in MODE_INPUTS]
+    inputs = [p for p in named if p.name not in MODE_INPUTS]
+    return Inputs(
+        [p.name for p in inputs],
+        [p.name for p in inputs if p.default is p.empty],
+        mode,
+    )

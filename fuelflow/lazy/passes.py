@@ -1,0 +1,159 @@
+"""What a graph's programs are made of: calls of its model, and the loss they end in."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fuelflow._types import Array, Params, Variables
+from fuelflow.lazy.expression import Ref, Stamp
+from fuelflow.lazy.realize import Pass, forward_of
+from fuelflow.lazy.structure import Recipe
+from fuelflow.model.definition import Definition
+from fuelflow.step.forward import Forward
+from fuelflow.step.loss import LossReading
+from fuelflow.step.weighted import Weighted, read_form
+
+
+class Arguments(NamedTuple):
+    """What a graph's program is given in place of a batch."""
+
+    leaves: tuple[Any, ...]
+    others: tuple[Pass, ...]
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """How calls of one model, in one mode, are told apart and their results found.
+
+    Attributes:
+        definition: The model.
+        params: Shapes and dtypes of its parameters.
+        variables: Those of its variables.
+        training: The mode.
+    """
+
+    definition: Definition
+    params: Params
+    variables: Variables
+    training: bool
+
+    @property
+    def key(self) -> Hashable:
+        """What tells it from calls of other models, while it is kept."""
+        return id(self)
+
+    def trace(
+        self,
+        structs: Sequence[jax.ShapeDtypeStruct],
+        results: Callable[..., list[Any]],
+    ) -> list[Any]:
+        """The shapes of the results of a call, found without running it."""
+
+        def traced(params: Params, variables: Variables, values: Any) -> list[Any]:
+            key = jax.random.key(0)
+            forward = Forward(
+                self.definition, params, variables, key, training=self.training
+            )
+            return results(values, forward.model)
+
+        return jax.eval_shape(traced, self.params, self.variables, structs)
+
+
+class Form(NamedTuple):
+    """A loss or metric as it was written: a value, or a value and its weight."""
+
+    value: Ref
+    weight: Ref | None
+
+    @classmethod
+    def of(cls, written: Any, what: str) -> "Form":
+        """The form of what was given as a loss or metric.
+
+        Raises:
+            TypeError: If it is no lazy array, nor `Weighted` around one.
+        """
+        value, weight = written, None
+        if isinstance(written, Weighted):
+            value, weight = written.value, written.weight
+            if not isinstance(weight, Ref):
+                weight = _as_ref(weight)
+        if not isinstance(value, Ref):
+            raise TypeError(
+                f"{what} must be a lazy array made from `graph(...)`, or ff.Weighted "
+                f"of one, got a {type(value).__name__}"
+            )
+        return cls(value, weight)
+
+    def refs(self) -> list[Ref]:
+        """The lazy arrays in it."""
+        return [self.value] if self.weight is None else [self.value, self.weight]
+
+
+def _as_ref(array: Any) -> Ref:
+    from fuelflow.lazy.array import call
+
+    return call(jnp.asarray, (array,), {})
+
+
+@dataclass(frozen=True)
+class RecordedLoss:
+    """A loss that was written line by line, as the engine reads it.
+
+    Attributes:
+        recipe: How to run it: loss, metrics and fetched values, in this order.
+        weights: Whether the loss and each metric has a weight.
+        metrics: Names of the metrics.
+        own: Which of the sets of parameters is the one that is stepped.
+        others: The models of the other sets, in order.
+    """
+
+    recipe: Recipe
+    weights: tuple[bool, ...]
+    metrics: tuple[str, ...]
+    own: int
+    others: tuple[Definition, ...]
+
+    def read(
+        self,
+        forward: Forward,
+        batch: Arguments,
+        key: jax.Array,
+        row_weight: Array | None = None,
+    ) -> LossReading:
+        """Runs what was recorded, and reads the loss and metrics in it."""
+        del key, row_weight
+        forwards = [
+            forward_of(definition, arrays)
+            for definition, arrays in zip(self.others, batch.others, strict=True)
+        ]
+        passes = [*forwards[: self.own], forward, *forwards[self.own :]]
+        found = self.recipe.run(batch.leaves, passes)
+        forms = []
+        for has_weight in self.weights:
+            value = found.pop(0)
+            forms.append(Weighted(value, found.pop(0)) if has_weight else value)
+        loss, *metrics = forms
+        changed = [other.bound.harvest()[0] for other in forwards]
+        return LossReading(
+            _read(loss, "the loss"),
+            {
+                name: _read(metric, f"the metric `{name}`", is_loss=False)
+                for name, metric in zip(self.metrics, metrics, strict=True)
+            },
+            False,
+            (found, changed),
+        )
+
+
+def _read(form: Any, what: str, *, is_loss: bool = True) -> Any:
+    value = form.value if isinstance(form, Weighted) else form
+    num_rows = jnp.shape(value)[0] if jnp.ndim(value) else 1
+    return read_form(form, what, num_rows, None, is_loss=is_loss)
+
+
+def other_passes(stamps: Sequence[Stamp], own: int) -> list[Stamp]:
+    """The sets of parameters that are not stepped."""
+    return [stamp for number, stamp in enumerate(stamps) if number != own]

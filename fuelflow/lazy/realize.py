@@ -1,0 +1,192 @@
+"""Running lazy arrays: several at once, by one program for each structure."""
+
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fuelflow._types import Array, Params, PyTree, Variables
+from fuelflow.lazy.expression import Ref, Stamp
+from fuelflow.lazy.structure import Recipe, Structure
+from fuelflow.model.definition import Definition
+from fuelflow.step.forward import Forward
+from fuelflow.step.outcome import StepOutcome
+from fuelflow.step.program import CompileLog, Program
+from fuelflow.step.spec import Table
+
+MAX_PROGRAMS = 256
+"""Programs kept; the one used longest ago goes first."""
+
+
+class Pass(NamedTuple):
+    """The arrays of one set of parameters, as a program takes them."""
+
+    params: Params
+    variables: Variables
+    key: jax.Array
+    step: Array
+
+
+class Programs:
+    """Programs by structure, at most so many.
+
+    Args:
+        size: How many to keep.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._made: dict[Hashable, Any] = {}
+
+    def get(self, key: Hashable) -> Any:
+        """The program for a key, which is then the one used last; None if none."""
+        made = self._made
+        found = made.get(key)
+        if found is not None and len(made) > self._size // 2:
+            made[key] = made.pop(key)
+        return found
+
+    def add(self, key: Hashable, program: Any) -> None:
+        """Keeps a program."""
+        while len(self._made) >= self._size:
+            del self._made[next(iter(self._made))]
+        self._made[key] = program
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def realize(*values: Any) -> Any:
+    """The values of lazy arrays, or of trees of them, run together by one program.
+
+    What they share is run once. What is not lazy is given back as it is.
+
+    Args:
+        *values: Lazy arrays, and trees of them.
+
+    Returns:
+        The one value, or a tuple of several, with `jax.Array` for `Lazy`.
+
+    Raises:
+        StaleGraphError: If one was recorded with parameters that have moved on.
+
+    Example:
+        >>> import fuelflow as ff, jax.numpy as jnp
+        >>> x = ff.lazy(jnp.arange)(3)
+        >>> total, parts = ff.realize(x.sum(), {"first": x[0]})
+        >>> int(total), int(parts["first"])
+        (3, 0)
+    """
+    leaves, treedef = jax.tree.flatten(values)
+    lazies = [leaf for leaf in leaves if isinstance(leaf, Ref)]
+    known = iter(realize_all(lazies))
+    leaves = [next(known) if isinstance(leaf, Ref) else leaf for leaf in leaves]
+    results = jax.tree.unflatten(treedef, leaves)
+    return results[0] if len(results) == 1 else results
+
+
+def realize_all(lazies: Sequence[Ref]) -> list[Any]:
+    """The value of each, all that are unknown by one program."""
+    unknown = [ref for ref in lazies if ref._index not in ref._node.values]
+    if unknown:
+        _run(unknown)
+    return [_settled(ref) for ref in lazies]
+
+
+def _settled(ref: Ref) -> Any:
+    values = ref._node.values
+    value = values[ref._index]
+    if isinstance(value, Promise):
+        value = values[ref._index] = value.value()
+    return value
+
+
+class Promise:
+    """The loss of a step, which its outcome has."""
+
+    def __init__(self, outcome: StepOutcome, dtype: Any) -> None:
+        self._outcome = outcome
+        self._dtype = dtype
+
+    def value(self) -> jax.Array:
+        """The loss as an array, once the step is done."""
+        return jnp.asarray(self._outcome.loss, self._dtype)
+
+
+def _run(refs: Sequence[Ref]) -> None:
+    structure = Structure(refs)
+    settle_leaves(structure.leaves)
+    passes = tuple([pass_of(stamp) for stamp in structure.stamps])
+    definitions = tuple([stamp.graph.definition for stamp in structure.stamps])
+    # A program keeps its definitions alive, so that no other can have their identity.
+    key = (structure.key, tuple(map(id, definitions)))
+    program = _programs.get(key)
+    if program is None:
+        program = _make_program(structure, definitions, refs)
+        _programs.add(key, program)
+    leaves = tuple(structure.leaves)
+    for ref, value in zip(refs, program(leaves, leaves, passes), strict=True):
+        node = ref._node
+        node.values[ref._index] = value
+        for stamp in node.stamps:
+            stamp.looked.append(weakref.ref(node))
+        if not node.stamps:
+            node.release_if_known()
+
+
+def settle_leaves(leaves: list[Any]) -> None:
+    """Replaces promises by their values."""
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, Promise):
+            leaves[number] = leaf.value()
+
+
+def pass_of(stamp: Stamp) -> Pass:
+    """The arrays of the parameters that a stamp stands for."""
+    state = stamp.graph.state
+    return Pass(state.params, state.variables, state.key, state.step)
+
+
+def forward_of(definition: Definition, arrays: Pass) -> Forward:
+    """A training pass with the key that a step would have."""
+    key = jax.random.fold_in(arrays.key, arrays.step)
+    return Forward(definition, arrays.params, arrays.variables, key, training=True)
+
+
+def _make_program(
+    structure: Structure, definitions: tuple[Definition, ...], refs: Sequence[Ref]
+) -> Program:
+    recipe: Recipe = structure.recipe()
+
+    def run(leaves: Sequence[Any], passes: Sequence[Pass]) -> PyTree:
+        forwards = [
+            forward_of(definition, arrays)
+            for definition, arrays in zip(definitions, passes, strict=True)
+        ]
+        return recipe.run(leaves, forwards)
+
+    return Program(
+        f"realize ({refs[0]._node.site})",
+        run,
+        _log,
+        fixed_table=structure.table(),
+        check_batch=accept,
+        describe=describe_nothing,
+    )
+
+
+def accept(leaves: Any) -> None:
+    """Refuses nothing: what is recorded has been looked at."""
+    del leaves
+
+
+def describe_nothing(leaves: Any) -> Table:
+    """Leaves the description to the structure."""
+    del leaves
+    return {}
+
+
+_log = CompileLog(is_strict=False)
+_programs = Programs(MAX_PROGRAMS)

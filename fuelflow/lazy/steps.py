@@ -1,0 +1,358 @@
+"""The steps of a graph: its state, and a program for each structure of a loss."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fuelflow._errors import StaleGraphError
+from fuelflow._types import Grads, Schedule
+from fuelflow.lazy.expression import Ref, Stamp
+from fuelflow.lazy.passes import Arguments, Form, RecordedLoss, other_passes
+from fuelflow.lazy.realize import (
+    MAX_PROGRAMS,
+    Programs,
+    Promise,
+    accept,
+    describe_nothing,
+    pass_of,
+    settle_leaves,
+)
+from fuelflow.lazy.structure import Structure
+from fuelflow.step.checks import checked_rate
+from fuelflow.step.engine import Engine, Held
+from fuelflow.step.loop import TrainingLoop
+from fuelflow.step.optimizer import Factory, Transformation
+from fuelflow.step.outcome import StepOutcome
+from fuelflow.step.plan import StepPlan, make_plan
+from fuelflow.step.program import CompileRecord, Program
+from fuelflow.step.programs import Programs as LoopPrograms
+from fuelflow.step.programs import fixed_part, moving_part
+from fuelflow.step.state import TrainState, evolve
+
+
+@dataclass(frozen=True)
+class LossPrograms:
+    """The programs of one structure of a loss.
+
+    Attributes:
+        engine: The pure functions.
+        step: A step over it.
+        grads: Its gradients alone.
+        begin: Its gradients, held for a later step.
+        add: Its gradients, added to those that are held.
+    """
+
+    engine: Engine
+    step: Program
+    grads: Program
+    begin: Program
+    add: Program
+
+
+@dataclass(frozen=True)
+class Request:
+    """A loss that something is to be done with.
+
+    Attributes:
+        structure: What it and the fetched values need.
+        arguments: The arrays to run it on.
+        programs: The programs of its structure.
+        others: Other graphs' parameters that it runs through.
+    """
+
+    structure: Structure
+    arguments: Arguments
+    programs: LossPrograms
+    others: list[Stamp]
+
+
+class Steps:
+    """A graph's state, and what moves it on.
+
+    Args:
+        graph: The graph.
+        loop: The loop whose step it takes.
+        state: A first state.
+    """
+
+    def __init__(self, graph: Any, loop: TrainingLoop, state: TrainState) -> None:
+        self._graph = graph
+        self.loop = loop
+        self.state = state
+        self.training_step = 0
+        self.stamp = Stamp(graph, 0)
+        self._programs = Programs(MAX_PROGRAMS)
+        self._apply: Program | None = None
+        self._held: Held | None = None
+        self._has_optimizer = False
+        self._lr_scale = 1.0
+
+    # What is set.
+
+    def log_records(self) -> tuple[CompileRecord, ...]:
+        """Every compilation of a step so far."""
+        return self.loop.compiles
+
+    def set_state(self, state: TrainState) -> None:
+        """Goes on from another state, which must be of the same model."""
+        state, _ = self.loop._host.ready(state)
+        self.state = state
+        self.training_step = int(state.step)
+        self._move_on()
+
+    def set_optimizer(self, optimizer: Transformation | Factory) -> None:
+        """Another optimizer, whose state starts anew."""
+        self._replace(self.loop.replace(optimizer=optimizer), keep=False)
+        self._has_optimizer = True
+
+    def set_scheduler(self, schedule: Schedule | float | None) -> None:
+        """Another schedule."""
+        self._require_optimizer("`set_scheduler`")
+        self._replace(self.loop.replace(schedule=schedule), keep=True)
+        self._apply_lr_scale()
+
+    def set_lr(self, lr: float) -> None:
+        """Another rate."""
+        self._require_optimizer("`set_lr`")
+        self.state = self.loop.set_lr(self.state, lr)
+
+    def set_lr_scale(self, scale: float) -> None:
+        """Another factor on a scheduled rate."""
+        self._require_optimizer("`set_lr_scale`")
+        self.loop._host.rules.require_given_rate("`set_lr_scale`")
+        self._lr_scale = checked_rate("scale", scale)
+        self._apply_lr_scale()
+
+    def _apply_lr_scale(self) -> None:
+        scale = 1.0 if self.loop.schedule is None else self._lr_scale
+        if not self.loop._host.rules.optimizer.has_own_rate:
+            self.state = self.loop.set_lr_scale(self.state, scale)
+
+    def set_trainable(self, patterns: str | Iterable[str]) -> None:
+        """Other parameters to train."""
+        self.change(trainable=patterns)
+
+    def change(self, **changes: Any) -> None:
+        """Another loop, that goes on with the state there is."""
+        self._replace(self.loop.replace(**changes), keep=True)
+
+    def _replace(self, loop: TrainingLoop, *, keep: bool) -> None:
+        """Takes another loop; optimizer state of one name and shape may be kept."""
+        if self._held is not None:
+            raise RuntimeError(
+                "gradients are waiting for a step: call `graph.step()` before the "
+                "optimizer, scheduler or parameters to train are replaced"
+            )
+        self.state = loop._host.adopt(self.state, keep=keep)
+        self.loop = loop
+        self._programs = Programs(MAX_PROGRAMS)
+        self._apply = None
+
+    def _require_optimizer(self, what: str) -> None:
+        if not self._has_optimizer:
+            raise ValueError(
+                f"{what} needs an optimizer: `graph.set_optimizer(optax.adamw)` first"
+            )
+
+    # What is done.
+
+    def step(self, forms: Mapping[str, Form], fetch: Sequence[Ref]) -> StepOutcome:
+        """A step over a loss."""
+        self._require_optimizer("`step`")
+        if self._held is not None:
+            raise RuntimeError(
+                "gradients of `graph.backward` are waiting for a step: call "
+                "`graph.step()` for them, or `graph.backward(loss)` for this loss too"
+            )
+        loss = next(iter(forms.values())).value
+        dispatcher = self.loop._dispatcher
+        state, base = self._ready()
+        request = self._request(base, forms, fetch)
+        arguments = request.arguments
+        moving, packed, seen = request.programs.step(
+            arguments, moving_part(state), fixed_part(state), arguments
+        )
+        self.state, outcome = dispatcher.advance(state, moving, packed, seen)
+        if not loss._type.shape and len(forms["the loss"].refs()) == 1:
+            loss._node.values[loss._index] = Promise(outcome, loss._type.dtype)
+        self._conclude(request, forms, fetch, seen.fetched)
+        self._count()
+        return outcome
+
+    def backward(self, forms: Mapping[str, Form], fetch: Sequence[Ref]) -> None:
+        """Gradients of a loss, added to those that are held."""
+        self._require_optimizer("`backward`")
+        state, base = self._ready()
+        loss = next(iter(forms.values())).value
+        wanted = (*fetch, loss)
+        request = self._request(base, forms, wanted)
+        arguments = request.arguments
+        parts = (moving_part(state), fixed_part(state), arguments)
+        if self._held is None:
+            self._held, fetched = request.programs.begin(arguments, *parts)
+        else:
+            held, self._held = self._held, None
+            self._held, fetched = request.programs.add(arguments, held, *parts)
+        self._conclude(request, forms, wanted, fetched)
+        # What comes after this pass follows from variables that wait for the step.
+        self.stamp.last_call = None
+
+    def apply(self) -> StepOutcome:
+        """The step that held gradients wait for."""
+        self._require_optimizer("`step`")
+        if self._held is None:
+            raise ValueError(
+                "`graph.step()` needs gradients: give it a loss, or call "
+                "`graph.backward(loss)` before"
+            )
+        state, base = self._ready()
+        if self._apply is None:
+            self._apply = _program("apply", base.engine.apply, base, {}, (0, 2))
+        held, self._held = self._held, None
+        arguments = (moving_part(state), fixed_part(state), held)
+        self.state, outcome = self.loop._dispatcher.advance(
+            state, *self._apply((), *arguments)
+        )
+        self._count()
+        return outcome
+
+    def grads(self, forms: Mapping[str, Form]) -> Grads:
+        """The gradients of a loss."""
+        state, base = self.loop._host.ready(self.state)
+        request = self._request(base, forms, ())
+        arguments = request.arguments
+        return request.programs.grads(
+            arguments, moving_part(state), fixed_part(state), arguments
+        )
+
+    def plan(self, forms: Mapping[str, Form]) -> StepPlan:
+        """What a step over a loss will do."""
+        state, base = self.loop._host.ready(self.state)
+        request = self._request(base, forms, ())
+        arguments = request.arguments
+        executable = request.programs.step.executable(
+            arguments, moving_part(state), fixed_part(state), arguments
+        )
+        engine = base.engine
+        params = {name: state.params[name] for name in engine.definition.param_names}
+        trained = frozenset(engine.trained_names)
+        return make_plan(executable, params, trained, engine.multipliers)
+
+    def _ready(self) -> tuple[TrainState, LoopPrograms]:
+        try:
+            return self.loop._dispatcher.ready(self.state)
+        except ValueError as error:
+            if "learning rate must be given" not in str(error):
+                raise
+            raise ValueError(
+                "the learning rate must be given before the first step: "
+                "`graph.set_scheduler(...)` (a number will do), or `graph.set_lr(lr)`"
+            ) from None
+
+    def _request(
+        self, base: LoopPrograms, forms: Mapping[str, Form], fetch: Sequence[Ref]
+    ) -> Request:
+        stamp = self.stamp
+        loss = forms["the loss"].value
+        self._require_own(loss)
+        refs = [ref for form in forms.values() for ref in form.refs()]
+        structure = Structure([*refs, *fetch], through=stamp)
+        own = structure.stamps.index(stamp)
+        others = other_passes(structure.stamps, own)
+        weights = tuple([form.weight is not None for form in forms.values()])
+        names = tuple(forms)[1:]
+        definitions = tuple([other.graph.definition for other in others])
+        # A program keeps its definitions alive: no other has their identity.
+        key = (structure.key, weights, names, own, tuple(map(id, definitions)))
+        programs = self._programs.get(key)
+        if programs is None:
+            reader = RecordedLoss(
+                structure.recipe(),
+                weights,
+                names,
+                own,
+                definitions,
+            )
+            programs = _make_programs(base, reader, structure, loss)
+            self._programs.add(key, programs)
+        settle_leaves(structure.leaves)
+        passes = tuple([pass_of(other) for other in others])
+        arguments = Arguments(tuple(structure.leaves), passes)
+        return Request(structure, arguments, programs, others)
+
+    def _require_own(self, loss: Ref) -> None:
+        node = loss._node
+        if self.stamp in node.stamps and not node.is_used:
+            return
+        for stamp in node.stamps:
+            if stamp.graph is self._graph:
+                raise StaleGraphError(
+                    stamp.step, f"the loss, `{node.operation.name}` at {node.site},"
+                )
+        raise ValueError(
+            "the loss must depend on this graph's model, but nothing in it was made by "
+            "`graph(...)` or `graph.forward_batch(batch)`"
+        )
+
+    def _conclude(
+        self,
+        request: Request,
+        forms: Mapping[str, Form],
+        fetch: Sequence[Ref],
+        seen: Any,
+    ) -> None:
+        """Gives what was run its values, and other graphs their changed variables."""
+        fetched, changed = seen
+        for ref, value in zip(fetch, fetched, strict=True):
+            ref._node.values[ref._index] = value
+        for form in forms.values():
+            form.value._node.is_used = True
+        for stamp, variables in zip(request.others, changed, strict=True):
+            stamp.last_call = None
+            if variables:
+                steps = stamp.graph._steps
+                steps.state = evolve(steps.state, variables=variables)
+        # Their parameters are about to be gone, and so is the use of their inputs.
+        for ref in (forms["the loss"].value, *fetch):
+            ref._node.release_if_known()
+
+    def _count(self) -> None:
+        self.training_step += 1
+        self._move_on()
+
+    def _move_on(self) -> None:
+        self.stamp.expire()
+        self.stamp = Stamp(self._graph, self.training_step)
+
+
+def _make_programs(
+    base: LoopPrograms, reader: RecordedLoss, structure: Structure, loss: Ref
+) -> LossPrograms:
+    engine = replace(base.engine, rules=replace(base.engine.rules, loss=reader))
+    table = structure.table()
+    line = f"({loss._node.site})"
+    return LossPrograms(
+        engine,
+        _program(f"step {line}", engine.step, base, table, (0,)),
+        _program(f"grads {line}", engine.grads, base, table, ()),
+        _program(f"backward {line}", engine.begin, base, table, ()),
+        _program(f"further backward {line}", engine.add, base, table, (0,)),
+    )
+
+
+def _program(
+    name: str,
+    function: Any,
+    base: LoopPrograms,
+    table: Mapping[str, str],
+    donate: tuple[int, ...],
+) -> Program:
+    return Program(
+        name,
+        function,
+        base.log,
+        fixed_table={**base.spec.table, **table},
+        check_batch=accept,
+        donate=donate,
+        describe=describe_nothing,
+    )
