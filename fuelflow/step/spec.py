@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import DictKey, KeyPath, tree_flatten_with_path
+from jax.tree_util import DictKey, GetAttrKey, KeyPath, tree_flatten_with_path
 
 from fuelflow._errors import StateMismatchError
 from fuelflow._types import Batch, PyTree
@@ -117,12 +117,17 @@ def batch_table(batch: Batch) -> Table:
 
 
 def _index_text(path: KeyPath) -> str:
+    if path[:1] == _FIELDS:  # of `Rows`, which a user knows as a Batch
+        path = path[1:]
     return "".join(
         f"[{json.dumps(key.key)}]"
         if isinstance(key, DictKey) and isinstance(key.key, str)
         else str(key)
         for key in path
     )
+
+
+_FIELDS = (GetAttrKey("fields"),)
 
 
 def changes_between(old: Table, new: Table) -> list[str]:
