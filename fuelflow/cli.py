@@ -77,6 +77,11 @@ def _make_parser() -> argparse.ArgumentParser:
         kinds.add_argument(
             f"--{kind}", action="store_const", dest="kind", const=kind, help=text
         )
+    demo.add_argument(
+        "--graph",
+        action="store_true",
+        help="write the loss line by line, in a lazy graph: the same numbers",
+    )
     for name, least, default, text in (
         ("epochs", 1, 15, "passes over the digits"),
         ("batch-size", 1, 32, "digits in one step"),
@@ -140,6 +145,7 @@ def _demo(options: argparse.Namespace) -> int:
         demo.run(
             demo.Options(
                 kind=options.kind,
+                is_graph=options.graph,
                 epochs=options.epochs,
                 batch_size=options.batch_size,
                 seed=options.seed,

@@ -9,7 +9,7 @@ arrays it is JAX alone. `TrainingLoop` takes any of them:
 >>> state = loop.init(example.model)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,21 +55,6 @@ def load() -> tuple[Digits, Digits]:
     return _rows(digits, order[NUM_HELD_OUT:]), _rows(digits, order[:NUM_HELD_OUT])
 
 
-def shuffled_batches(
-    digits: Digits, batch_size: int, rng: np.random.Generator
-) -> Iterator[Digits]:
-    """Batches of one size in random order. Rows that fill no batch are left out."""
-    order = rng.permutation(len(digits["label"]))
-    for start in range(0, len(order) - batch_size + 1, batch_size):
-        yield _rows(digits, order[start : start + batch_size])
-
-
-def ordered_batches(digits: Digits, batch_size: int) -> Iterator[Digits]:
-    """Every row once, in order. The last batch may be smaller."""
-    for start in range(0, len(digits["label"]), batch_size):
-        yield _rows(digits, slice(start, start + batch_size))
-
-
 def _rows(digits: Digits, index: np.ndarray | slice) -> Digits:
     return {name: values[index] for name, values in digits.items()}
 
@@ -83,12 +68,14 @@ class Example:
         model: What `TrainingLoop.init` is given.
         loss_fn: What `TrainingLoop` is given.
         predict: A trained model and images to logits, ``[row, class]``.
+        apply: What `Graph` is given to call the model, if it is no callable.
     """
 
     name: str
     model: Any
     loss_fn: Callable[..., Any]
     predict: Callable[[Any, Any], Array]
+    apply: Callable[[Any, Array], Array] | None = None
 
 
 def score(logits: Array, label: Array) -> tuple[Array, dict[str, Array]]:
@@ -193,4 +180,5 @@ def plain_example(seed: int) -> Example:
     def loss_fn(params: Any, batch: Any) -> Any:
         return score(plain_network(params, batch["image"]), batch["label"])
 
-    return Example("plain JAX", plain_params(seed), loss_fn, plain_network)
+    params = plain_params(seed)
+    return Example("plain JAX", params, loss_fn, plain_network, apply=plain_network)

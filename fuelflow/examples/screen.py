@@ -179,7 +179,7 @@ class Screen:
         self._print()
         for line in (
             "Next: the README puts this loop around a model of yours; the one here",
-            "is in fuelflow.examples.digits. Or watch it with --linen or --plain.",
+            "is in fuelflow.examples. Or watch it with --graph, --linen or --plain.",
         ):
             self._print((line, "dim"))
         self._print()

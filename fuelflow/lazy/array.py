@@ -255,7 +255,13 @@ def _unwrapped_function() -> str:
 
 
 _UNTELLING = frozenset(
-    {"<lambda>", "_infer_params", "cache_miss", "reraise_with_filtered_traceback"}
+    {
+        "<lambda>",
+        "_infer_input_type",
+        "_infer_params",
+        "cache_miss",
+        "reraise_with_filtered_traceback",
+    }
 )
 
 

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fuelflow.lazy.recent import Recent
 from fuelflow.lazy.static import ARRAYS, Reader, make_rebuild, name_of, text_of
 from fuelflow.model.definition import is_array
 from fuelflow.step.spec import leaf_text
 
 MAX_OPERATIONS = 4096
-"""Operations remembered; when there are more, all are forgotten and found again."""
+"""Operations remembered. One that is found anew is another to every program."""
 
 _serials = itertools.count()
 
@@ -228,7 +229,7 @@ class Ref:
         self._type = node.operation.types[index]
 
 
-_operations: dict[Hashable, Operation] = {}
+_operations: Recent[Operation] = Recent(MAX_OPERATIONS)
 DATA = (Ref, *ARRAYS)
 
 
@@ -275,26 +276,51 @@ def record(
     Raises:
         TypeError: If an argument is an array of no numbers, or a model.
     """
-    reader = Reader(is_data)
-    read = reader.read
-    head = read(function) if function_key is None else function_key
-    key = (
-        head,
-        model and model.key,
-        tuple([read(value) for value in args]),
-        tuple([(name, read(value)) for name, value in kwargs.items()])
-        if kwargs
-        else (),
-        tuple([type_of_data(value) for value in reader.data]),
-    )
-    inputs = tuple(reader.data)
+    quick = _quick_key(args) if function_key is not None and not kwargs else None
+    if quick is not None:
+        head, inputs = function_key, quick[1]
+        key: Hashable = (head, model and model.key, quick[0])
+    else:
+        reader = Reader(is_data)
+        read = reader.read
+        head = read(function) if function_key is None else function_key
+        key = (
+            head,
+            model and model.key,
+            tuple([read(value) for value in args]),
+            tuple([(name, read(value)) for name, value in kwargs.items()]),
+            tuple([type_of_data(value) for value in reader.data]),
+        )
+        inputs = tuple(reader.data)
     operation = _operations.get(key)
     if operation is None:
         operation = _make_operation((function, args, kwargs), inputs, model, head)
-        if len(_operations) >= MAX_OPERATIONS:
-            _operations.clear()
-        _operations[key] = operation
+        _operations.add(key, operation)
     return operation, inputs
+
+
+def _quick_key(args: tuple[Any, ...]) -> tuple[Hashable, tuple[Any, ...]] | None:
+    """A key and the inputs, if all arguments are arrays, names, integers and None."""
+    parts: list[Hashable] = []
+    inputs = []
+    for value in args:
+        kind = type(value)
+        is_array_kind = _array_kinds.get(kind)
+        if is_array_kind is None:
+            # One look at each class: JAX's own look at an instance is slow.
+            is_array_kind = _array_kinds[kind] = issubclass(kind, DATA)
+        if is_array_kind:
+            inputs.append(value)
+            parts.append(type_of_data(value))
+        elif kind in _QUICK_STATIC:
+            parts.append((kind, value))
+        else:
+            return None
+    return tuple(parts), tuple(inputs)
+
+
+_array_kinds: dict[type, bool] = {}
+_QUICK_STATIC = frozenset({bool, int, str, type(None)})
 
 
 def _make_operation(

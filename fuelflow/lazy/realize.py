@@ -1,14 +1,16 @@
 """Running lazy arrays: several at once, by one program for each structure."""
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fuelflow._errors import StaleGraphError
 from fuelflow._types import Array, Params, PyTree, Variables
 from fuelflow.lazy.expression import Ref, Stamp
+from fuelflow.lazy.recent import Recent
 from fuelflow.lazy.structure import Recipe, Structure
 from fuelflow.model.definition import Definition
 from fuelflow.step.forward import Forward
@@ -27,35 +29,6 @@ class Pass(NamedTuple):
     variables: Variables
     key: jax.Array
     step: Array
-
-
-class Programs:
-    """Programs by structure, at most so many.
-
-    Args:
-        size: How many to keep.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._made: dict[Hashable, Any] = {}
-
-    def get(self, key: Hashable) -> Any:
-        """The program for a key, which is then the one used last; None if none."""
-        made = self._made
-        found = made.get(key)
-        if found is not None and len(made) > self._size // 2:
-            made[key] = made.pop(key)
-        return found
-
-    def add(self, key: Hashable, program: Any) -> None:
-        """Keeps a program."""
-        while len(self._made) >= self._size:
-            del self._made[next(iter(self._made))]
-        self._made[key] = program
-
-    def __len__(self) -> int:
-        return len(self._made)
 
 
 def realize(*values: Any) -> Any:
@@ -144,8 +117,15 @@ def settle_leaves(leaves: list[Any]) -> None:
 
 
 def pass_of(stamp: Stamp) -> Pass:
-    """The arrays of the parameters that a stamp stands for."""
-    state = stamp.graph.state
+    """The arrays of the parameters that a stamp stands for.
+
+    Raises:
+        StaleGraphError: If nobody holds the graph any more.
+    """
+    graph = stamp.graph
+    if graph is None:
+        raise StaleGraphError(stamp.step, "a value of a graph that is gone")
+    state = graph.state
     return Pass(state.params, state.variables, state.key, state.step)
 
 
@@ -189,4 +169,4 @@ def describe_nothing(leaves: Any) -> Table:
 
 
 _log = CompileLog(is_strict=False)
-_programs = Programs(MAX_PROGRAMS)
+_programs: Recent[Program] = Recent(MAX_PROGRAMS)

@@ -10,13 +10,13 @@ from fuelflow.lazy.expression import Ref, Stamp
 from fuelflow.lazy.passes import Arguments, Form, RecordedLoss, other_passes
 from fuelflow.lazy.realize import (
     MAX_PROGRAMS,
-    Programs,
     Promise,
     accept,
     describe_nothing,
     pass_of,
     settle_leaves,
 )
+from fuelflow.lazy.recent import Recent
 from fuelflow.lazy.structure import Structure
 from fuelflow.step.checks import checked_rate
 from fuelflow.step.engine import Engine, Held
@@ -25,8 +25,7 @@ from fuelflow.step.optimizer import Factory, Transformation
 from fuelflow.step.outcome import StepOutcome
 from fuelflow.step.plan import StepPlan, make_plan
 from fuelflow.step.program import CompileRecord, Program
-from fuelflow.step.programs import Programs as LoopPrograms
-from fuelflow.step.programs import fixed_part, moving_part
+from fuelflow.step.programs import Programs, fixed_part, moving_part
 from fuelflow.step.state import TrainState, evolve
 
 
@@ -81,7 +80,7 @@ class Steps:
         self.state = state
         self.training_step = 0
         self.stamp = Stamp(graph, 0)
-        self._programs = Programs(MAX_PROGRAMS)
+        self._programs: Recent[LossPrograms] = Recent(MAX_PROGRAMS)
         self._apply: Program | None = None
         self._held: Held | None = None
         self._has_optimizer = False
@@ -145,7 +144,7 @@ class Steps:
             )
         self.state = loop._host.adopt(self.state, keep=keep)
         self.loop = loop
-        self._programs = Programs(MAX_PROGRAMS)
+        self._programs = Recent(MAX_PROGRAMS)
         self._apply = None
 
     def _require_optimizer(self, what: str) -> None:
@@ -238,7 +237,7 @@ class Steps:
         trained = frozenset(engine.trained_names)
         return make_plan(executable, params, trained, engine.multipliers)
 
-    def _ready(self) -> tuple[TrainState, LoopPrograms]:
+    def _ready(self) -> tuple[TrainState, Programs]:
         try:
             return self.loop._dispatcher.ready(self.state)
         except ValueError as error:
@@ -250,7 +249,7 @@ class Steps:
             ) from None
 
     def _request(
-        self, base: LoopPrograms, forms: Mapping[str, Form], fetch: Sequence[Ref]
+        self, base: Programs, forms: Mapping[str, Form], fetch: Sequence[Ref]
     ) -> Request:
         stamp = self.stamp
         loss = forms["the loss"].value
@@ -326,7 +325,7 @@ class Steps:
 
 
 def _make_programs(
-    base: LoopPrograms, reader: RecordedLoss, structure: Structure, loss: Ref
+    base: Programs, reader: RecordedLoss, structure: Structure, loss: Ref
 ) -> LossPrograms:
     engine = replace(base.engine, rules=replace(base.engine.rules, loss=reader))
     table = structure.table()
@@ -343,7 +342,7 @@ def _make_programs(
 def _program(
     name: str,
     function: Any,
-    base: LoopPrograms,
+    base: Programs,
     table: Mapping[str, str],
     donate: tuple[int, ...],
 ) -> Program:

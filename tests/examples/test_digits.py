@@ -38,29 +38,10 @@ def test_the_split_is_the_same_every_time():
     assert jax.tree.all(jax.tree.map(np.array_equal, first, second))
 
 
-def test_shuffled_batches_are_full_and_repeat_no_row(rows):
-    rng = np.random.default_rng(0)
-
-    epochs = [
-        np.array([batch["label"] for batch in digits.shuffled_batches(rows, 3, rng)])
-        for _ in range(2)
-    ]
-
-    assert [epoch.shape for epoch in epochs] == [(3, 3), (3, 3)]
-    assert [np.unique(epoch).size for epoch in epochs] == [9, 9]
-    assert not np.array_equal(epochs[0], epochs[1])
-
-
-def test_ordered_batches_are_every_row_once(rows):
-    labels = [batch["label"].tolist() for batch in digits.ordered_batches(rows, 4)]
-
-    assert labels == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
 @pytest.mark.parametrize("make_example", MAKERS)
 def test_training_moves_what_the_model_carries(make_example):
     train, _ = digits.load()
-    batch = next(digits.ordered_batches(train, 32))
+    batch = {name: values[:32] for name, values in train.items()}
     example = make_example(0)
     loop = ff.TrainingLoop(example.loss_fn, optax.adamw, schedule=1e-3)
     state = loop.init(example.model)
