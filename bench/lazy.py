@@ -1,9 +1,9 @@
 """What a step costs whose loss is written line by line in the loop.
 
-Three lines of a notebook, a call of the model, a loss and its mean, are recorded anew at
-every step and run as one program. The rows set that beside the hand-written jitted step,
-beside `loop.step` with the same loss as a function, and on other models. The last rows
-take ten thousand steps and say what was compiled and how much memory was kept.
+Three lines of a notebook, a call of the model, a loss and its mean, are recorded anew
+at every step and run as one program. The rows set that beside the hand-written jitted
+step, beside `loop.step` with the same loss as a function, and beside Flax's own
+optimizer. Then ten thousand steps say what was compiled and how much memory was kept.
 
     python bench/lazy.py [--smoke] [--json PATH]
 """

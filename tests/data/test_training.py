@@ -3,6 +3,7 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -206,7 +207,7 @@ def test_a_lazy_graph_trains_the_digits_to_the_same_bits(make_example):
 def _plain(variables):
     return {
         name: jax.random.key_data(value)
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         else value
         for name, value in variables.items()
     }

@@ -1,0 +1,1 @@
+"""Batches of named fields, from rows in memory, in files or in a stream."""

@@ -1,0 +1,89 @@
+"""The compiled programs that pick, transform and fill up batches on the device."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fuelflow._types import Array
+from fuelflow.step.batch import Transform, filled_up, gather
+
+DeviceFields = dict[str, Any]
+
+
+class Cursor(NamedTuple):
+    """How far an epoch is, kept on the device so that no batch sends anything there.
+
+    ``start`` is the next batch's first sample and ``number`` its number, int32 ``[]``.
+    """
+
+    start: Any
+    number: Any
+
+
+class Programs(NamedTuple):
+    """What is compiled for a loader.
+
+    Attributes:
+        pick: ``(data, order, cursor, key, size=, held=)`` to the next batch's fields
+            and the cursor after it.
+        finish: ``(fields, key, number, held=)`` to the fields of rows that are on the
+            device, transformed and filled up.
+    """
+
+    pick: Callable[..., tuple[DeviceFields, Cursor]]
+    finish: Callable[..., DeviceFields]
+
+
+def make_programs(transform: Transform | None) -> Programs:
+    """The programs around a transform; jax keeps them as long as they are kept."""
+
+    def pick(
+        data: dict[str, Array],
+        order: Array,
+        cursor: Cursor,
+        key: jax.Array,
+        *,
+        size: int,
+        held: int,
+    ) -> tuple[DeviceFields, Cursor]:
+        rows = jax.lax.dynamic_slice(order, (cursor.start,), (size,))
+        fields = gather(data, rows, key, cursor.number, transform)
+        return _filled(fields, size, held), _advanced(cursor, 1, size)
+
+    def finish(
+        fields: DeviceFields, key: jax.Array, number: Array, *, held: int
+    ) -> DeviceFields:
+        size = next(iter(fields.values())).shape[0]
+        if transform is not None:
+            fields = transform(fields, jax.random.fold_in(key, number))
+        return _filled(fields, size, held)
+
+    return Programs(
+        jax.jit(pick, static_argnames=("size", "held")),
+        jax.jit(finish, static_argnames="held"),
+    )
+
+
+PLAIN = make_programs(None)
+"""For loaders without a transform, which can share what is compiled."""
+
+
+@partial(jax.jit, static_argnames=("num_steps", "size"))
+def pick_rows(
+    order: Array, cursor: Cursor, *, num_steps: int, size: int
+) -> tuple[Array, Array, Cursor]:
+    """The rows of the next batches ``[num_steps, size]``, their numbers, the cursor."""
+    rows = jax.lax.dynamic_slice(order, (cursor.start,), (num_steps * size,))
+    numbers = cursor.number + jnp.arange(num_steps, dtype=jnp.int32)
+    return rows.reshape(num_steps, size), numbers, _advanced(cursor, num_steps, size)
+
+
+def _advanced(cursor: Cursor, num_steps: int, size: int) -> Cursor:
+    return Cursor(cursor.start + num_steps * size, cursor.number + num_steps)
+
+
+def _filled(fields: DeviceFields, size: int, held: int) -> DeviceFields:
+    return fields if size == held else filled_up(fields, held)
