@@ -8,11 +8,21 @@ from fuelflow._errors import (
     MissingFieldError,
     NonFiniteError,
     NotWrappedError,
+    PositionError,
     RecompileError,
+    RowError,
     StaleGraphError,
     StateMismatchError,
     UnwiredInputError,
     UsedStateError,
+)
+from fuelflow.data.epoch import Epoch
+from fuelflow.data.loader import DataLoader
+from fuelflow.data.samplers import (
+    Sampler,
+    SequentialSampler,
+    ShuffledSampler,
+    WeightedSampler,
 )
 from fuelflow.lazy.array import Lazy
 from fuelflow.lazy.graph import Graph
@@ -32,6 +42,8 @@ __all__ = [
     "Batch",
     "BoundLinen",
     "CompileRecord",
+    "DataLoader",
+    "Epoch",
     "Evaluation",
     "FuelflowError",
     "Graph",
@@ -41,7 +53,12 @@ __all__ = [
     "NonFiniteError",
     "NotWrappedError",
     "ParamPlan",
+    "PositionError",
     "RecompileError",
+    "RowError",
+    "Sampler",
+    "SequentialSampler",
+    "ShuffledSampler",
     "StaleGraphError",
     "StateMismatchError",
     "StepOutcome",
@@ -51,6 +68,7 @@ __all__ = [
     "UnwiredInputError",
     "UsedStateError",
     "Weighted",
+    "WeightedSampler",
     "lazy",
     "realize",
     "schedules",

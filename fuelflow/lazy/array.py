@@ -279,7 +279,11 @@ def call(
 
 
 def stamps_of(inputs: tuple[Any, ...]) -> tuple[Stamp, ...]:
-    """The parameters that inputs depend on, each once."""
+    """The parameters that inputs depend on, each once.
+
+    Of parameters that have moved on only the last are kept, so that a sum over all
+    steps does not carry all of them along.
+    """
     stamps: tuple[Stamp, ...] = ()
     for value in inputs:
         if isinstance(value, Ref):
@@ -287,7 +291,9 @@ def stamps_of(inputs: tuple[Any, ...]) -> tuple[Stamp, ...]:
             if not stamps:
                 stamps = more
             elif more is not stamps:
-                stamps = (*stamps, *[s for s in more if s not in stamps])
+                every = (*stamps, *[s for s in more if s not in stamps])
+                fresh = tuple([s for s in every if not s.is_stale])
+                stamps = fresh or every[-1:]
     return stamps
 
 
@@ -387,14 +393,17 @@ def _reflected(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _UFUNCS: dict[Any, Any] = {
-    getattr(np, numpy_name): getattr(operator, f"__{name}__")
+    getattr(np, numpy_name): divmod
+    if name == "divmod"
+    else getattr(operator, f"__{name}__")
     for name, numpy_name in (
         *(("add", "add"), ("sub", "subtract"), ("mul", "multiply")),
         *(("truediv", "divide"), ("floordiv", "floor_divide"), ("mod", "remainder")),
         *(("pow", "power"), ("matmul", "matmul"), ("and", "bitwise_and")),
         *(("or", "bitwise_or"), ("xor", "bitwise_xor"), ("lt", "less")),
         *(("le", "less_equal"), ("gt", "greater"), ("ge", "greater_equal")),
-        *(("eq", "equal"), ("ne", "not_equal")),
+        *(("eq", "equal"), ("ne", "not_equal"), ("lshift", "left_shift")),
+        *(("rshift", "right_shift"), ("divmod", "divmod")),
     )
 }
 _add_methods()

@@ -66,7 +66,7 @@ class Stamp:
         self.step = step
         self.is_stale = False
         # Nodes realized under it, which may let go of their inputs once it is stale.
-        self.looked: list[weakref.ref[Node]] = []
+        self.looked: weakref.WeakSet[Node] = weakref.WeakSet()
         # The last call that changed the model's variables, which the next comes after.
         self.last_call: Node | None = None
         self.alone: tuple[Stamp, ...] = (self,)
@@ -81,10 +81,8 @@ class Stamp:
         self.is_stale = True
         self.last_call = None
         self.alone = ()
-        for reference in self.looked:
-            node = reference()
-            if node is not None:
-                node.release()
+        for node in self.looked:
+            node.release()
         self.looked.clear()
 
 
@@ -168,20 +166,20 @@ class Node:
         site: Where it was recorded.
         serial: Its place in the order of recording.
         values: Results that are known, by index.
-        is_used: Whether its gradient has been taken for a step.
+        used: Results whose gradient has been taken for a step, by index.
     """
 
     __slots__ = (
         "__weakref__",
         "call_stamp",
         "inputs",
-        "is_used",
         "operation",
         "previous",
         "serial",
         "site",
         "stamps",
         "training",
+        "used",
         "values",
     )
 
@@ -205,7 +203,7 @@ class Node:
         self.training = training
         self.serial = next(_serials)
         self.values: dict[int, Any] = {}
-        self.is_used = False
+        self.used: set[int] = set()
 
     def release(self) -> None:
         """Lets go of the inputs, which nothing can need any more."""
@@ -331,12 +329,12 @@ def _make_operation(
 ) -> Operation:
     function, args, kwargs = call
     # A function that holds arrays is made anew around them, traced.
-    is_known = isinstance(head, types.FunctionType)
-    make = make_rebuild((None if is_known else function, args, kwargs), is_data)
+    known = function if isinstance(head, types.FunctionType) else None
+    make = make_rebuild((None if known else function, args, kwargs), is_data)
 
     def prepare(found: Any) -> Any:
         new, args, kwargs = make(found)
-        return (function if is_known else new), args, kwargs
+        return known or new, args, kwargs
 
     kinds = [type_of_data(value) for value in inputs]
     structs = [kind.struct() for kind in kinds]

@@ -311,6 +311,7 @@ class Graph:
         forms = {"the loss": Form.of(loss, "the loss")}
         if metrics:
             for name, metric in metrics.items():
+                _check_metric_name(name)
                 forms[name] = Form.of(metric, f"the metric `{name}`")
         return self._steps.step(forms, _as_tuple(fetch))
 
@@ -485,6 +486,13 @@ def _resolve_inputs(
         return found
     given = tuple(names)
     return Inputs(given, given, found.mode)
+
+
+def _check_metric_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"a metric's name must be a string, got {name!r}")
+    if name in ("loss", "the loss"):
+        raise ValueError(f"a metric must not be named `{name}`, the name of the loss")
 
 
 def _as_tuple(fetch: Iterable[Ref] | Ref) -> tuple[Ref, ...]:

@@ -24,7 +24,7 @@ class Arguments(NamedTuple):
     others: tuple[Pass, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelCall:
     """How calls of one model, in one mode, are told apart and their results found.
 
@@ -42,8 +42,8 @@ class ModelCall:
 
     @property
     def key(self) -> Hashable:
-        """What tells it from calls of other models, while it is kept."""
-        return id(self)
+        """What tells it from calls of other models: itself, which is so kept alive."""
+        return self
 
     def trace(
         self,

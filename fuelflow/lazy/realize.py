@@ -1,6 +1,5 @@
 """Running lazy arrays: several at once, by one program for each structure."""
 
-import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -103,9 +102,10 @@ def _run(refs: Sequence[Ref]) -> None:
     for ref, value in zip(refs, program(leaves, leaves, passes), strict=True):
         node = ref._node
         node.values[ref._index] = value
-        for stamp in node.stamps:
-            stamp.looked.append(weakref.ref(node))
-        if not node.stamps:
+        fresh = [stamp for stamp in node.stamps if not stamp.is_stale]
+        for stamp in fresh:
+            stamp.looked.add(node)
+        if not fresh:
             node.release_if_known()
 
 

@@ -5,15 +5,17 @@ reads, so a lambda written inside a loop is the same function each time. Arrays 
 the way are data: they are handed out, and put back, traced, when the program is made.
 """
 
+import argparse
 import copy
 import dis
+import enum
 import functools
 import inspect
 import sys
 import sysconfig
 import types
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,10 @@ Rebuild = Callable[[Iterator[Any]], Any]
 """Arrays, in the order they were found in, to the value that held them."""
 
 ARRAYS = (jax.Array, np.ndarray, np.generic)
-_PLAIN = (bool, int, complex, str, bytes, type(None), type(Ellipsis))
+_PLAIN = (bool, int, str, bytes, type(None), type(Ellipsis))
 _FIXED = (types.ModuleType, types.BuiltinFunctionType, type, np.dtype, np.ufunc)
+_WHOLE = (int, float, complex, str, bytes, enum.Enum)
+_SETTINGS = (types.SimpleNamespace, argparse.Namespace)
 _LIBRARIES = (
     *{
         sysconfig.get_paths()[name]
@@ -36,6 +40,16 @@ _LIBRARIES = (
     },
     str(Path(__file__).parents[1]),
 )
+
+
+class Wrapper:
+    """What records calls of a function, or of those of a module.
+
+    Attributes:
+        _wrapped: The function or module.
+    """
+
+    _wrapped: Any
 
 
 class Reader:
@@ -57,10 +71,10 @@ class Reader:
             TypeError: If it is a model, which must be called through its graph.
         """
         kind = type(value)
-        if kind in _PLAIN_SET:
+        if kind in _PLAIN_SET or (kind is float and value == value and value):
             return kind, value
-        if kind is float:
-            return kind, (value if value == value and value else repr(value))
+        if kind is float or kind is complex:  # 0 and -0, and nan, by their texts
+            return kind, repr(value)
         if self._is_data(value):
             self.data.append(value)
             return _DATA
@@ -82,6 +96,8 @@ class Reader:
         if parts is not None:
             names, values, token = parts
             return kind, token, names, tuple([self.read(part) for part in values])
+        if isinstance(value, set | frozenset):
+            return kind, frozenset([(type(part), part) for part in value])
         try:
             hash(value)
         except TypeError:
@@ -109,28 +125,48 @@ _DATA = "an array"
 
 
 def make_rebuild(value: Any, is_data: Callable[[Any], bool]) -> Rebuild:
-    """How to make a value anew around other arrays; it is as the value is now."""
-    return _rebuild(value, is_data, ())
+    """How to make a value anew around other arrays; it is as the value is now.
+
+    Of the value only what is no array is held.
+    """
+    make = _rebuild(value, is_data, ())
+    return lambda found: make(found, {})
+
+
+_Make = Callable[[Iterator[Any], dict[int, Any]], Any]
+"""A `Rebuild` that is also given what is being made around it, by identity."""
 
 
 def _rebuild(
     value: Any, is_data: Callable[[Any], bool], above: tuple[int, ...]
-) -> Rebuild:
+) -> _Make:
     if is_data(value):
-        return next
+        return lambda found, _: next(found)
+    if id(value) in above:  # a function that calls itself
+        return functools.partial(_being_made, id(value), value)
     is_whole = type(value) in _PLAIN_SET or isinstance(value, (float, *_FIXED))
-    is_whole = is_whole or is_library_function(value) or id(value) in above
+    is_whole = is_whole or is_library_function(value)
     parts = None if is_whole else parts_of(value)
     if parts is None:
-        return functools.partial(_same, value)
+        whole = copy.copy(value) if isinstance(value, set) else value
+        return lambda _, __: whole
     makers = [_rebuild(part, is_data, (*above, id(value))) for part in parts[1]]
-    assemble = _assembler(value, parts[0])
-    return lambda found: assemble([make(found) for make in makers])
+    start, assemble = _assembler(value, parts[0])
+    number = id(value)
+
+    def make(found: Iterator[Any], open_: dict[int, Any]) -> Any:
+        if start is None:
+            return assemble([maker(found, open_) for maker in makers])
+        made = open_[number] = start()
+        return assemble(made, [maker(found, open_) for maker in makers])
+
+    return make
 
 
-def _same(value: Any, found: Iterator[Any]) -> Any:
-    del found
-    return value
+def _being_made(
+    number: int, value: Any, _: Iterator[Any], open_: dict[int, Any]
+) -> Any:
+    return open_.get(number, value)
 
 
 Parts = tuple[tuple[str, ...], list[Any], Hashable]
@@ -139,28 +175,37 @@ Parts = tuple[tuple[str, ...], list[Any], Hashable]
 
 def parts_of(value: Any) -> Parts | None:
     """What a value is made of; None if it is a whole."""
+    if isinstance(value, _WHOLE):
+        return None
     for kind, take_apart in _TAKE_APART.items():
         if isinstance(value, kind):
             return take_apart(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        names = tuple(field.name for field in fields(value))
-        return names, [getattr(value, name) for name in names], None
-    if _is_tree(value):
-        leaves, treedef = jax.tree.flatten(value)
-        return (), leaves, treedef
-    if _is_own_instance(value):
-        return tuple(vars(value)), list(vars(value).values()), None
-    return None
+    if not is_dataclass(value):
+        if _is_tree(value):
+            leaves, treedef = jax.tree.flatten(value)
+            return (), leaves, treedef
+        if not _is_own_instance(value):
+            return None
+    names = _attribute_names(value)
+    return names, [getattr(value, name) for name in names], None
 
 
-def _assembler(value: Any, names: tuple[str, ...]) -> Callable[[list[Any]], Any]:
-    """How to put parts together to such a value."""
+_Assembler = tuple[Callable[[], Any] | None, Callable[..., Any]]
+"""What is made first and then given its parts, or None; and how it is given them."""
+
+
+def _assembler(value: Any, names: tuple[str, ...]) -> _Assembler:
+    """How to put parts together to such a value, which is not held for it."""
+    if isinstance(value, types.FunctionType):
+        return _function_starter(value), functools.partial(_fill_function, names)
     for kind, put_together in _PUT_TOGETHER.items():
         if isinstance(value, kind):
-            return functools.partial(put_together, value, names)
+            empty = _empty_dict(value) if kind is dict else type(value)
+            return None, functools.partial(put_together, empty, names)
     if not is_dataclass(value) and _is_tree(value):
-        return jax.tree.structure(value).unflatten
-    return functools.partial(_assemble_instance, value, names)
+        return None, jax.tree.structure(value).unflatten
+    empty = _fill_instance(names, _copied(value), [None] * len(names))
+    return functools.partial(_copied, empty), functools.partial(_fill_instance, names)
 
 
 def _parts_of_method(method: types.MethodType) -> Parts:
@@ -195,25 +240,61 @@ def _parts_of_sequence(value: tuple[Any, ...] | list[Any]) -> Parts:
     return (), list(value), None
 
 
-def _assemble_sequence(value: Any, _: Any, parts: list[Any]) -> Any:
-    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+def _assemble_sequence(kind: Any, _: Any, parts: list[Any]) -> Any:
+    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
 
 
 def _parts_of_dict(value: dict[Any, Any]) -> Parts:
-    return (), list(value.values()), tuple(value)
+    # With their types: 1 and True are one key, and not the same to a function.
+    return (), list(value.values()), tuple([(type(key), key) for key in value])
 
 
-def _assemble_dict(value: Any, _: Any, parts: list[Any]) -> Any:
-    made = copy.copy(value)
-    made.update(zip(value, parts, strict=True))
+def _empty_dict(value: dict[Any, Any]) -> dict[Any, Any]:
+    """A dict of the same kind and keys without the values."""
+    empty = copy.copy(value)
+    empty.update(dict.fromkeys(value))
+    return empty
+
+
+def _assemble_dict(empty: Any, _: Any, parts: list[Any]) -> Any:
+    made = copy.copy(empty)
+    made.update(zip(empty, parts, strict=True))
     return made
 
 
-def _assemble_instance(value: Any, names: tuple[str, ...], parts: list[Any]) -> Any:
+def _attribute_names(value: Any) -> tuple[str, ...]:
+    """The attributes that an object has of its own, in slots or in its dict."""
+    slots = [
+        name
+        for kind in reversed(type(value).__mro__)
+        for name in _as_names(vars(kind).get("__slots__", ()))
+        if name not in ("__dict__", "__weakref__") and hasattr(value, name)
+    ]
+    return (*slots, *getattr(value, "__dict__", ()))
+
+
+def _as_names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _copied(value: Any) -> Any:
     made = copy.copy(value)
+    return object.__new__(type(value)) if made is value else made
+
+
+def _fill_instance(names: tuple[str, ...], made: Any, parts: list[Any]) -> Any:
     for name, part in zip(names, parts, strict=True):
         object.__setattr__(made, name, part)
     return made
+
+
+def _parts_of_wrapper(wrapper: Any) -> Parts:
+    return ("wrapped",), [wrapper._wrapped], None
+
+
+def _assemble_wrapper(_: Any, __: Any, parts: list[Any]) -> Any:
+    # Inside a program nothing is recorded, so there it is the function itself.
+    return parts[0]
 
 
 def _parts_of_function(function: types.FunctionType) -> Parts:
@@ -223,7 +304,9 @@ def _parts_of_function(function: types.FunctionType) -> Parts:
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)
         if not _is_empty(cell)
     }
-    readable = function.__globals__
+    # Those of a library stay as they are, and are many.
+    is_library = is_library_file(code.co_filename)
+    readable = {} if is_library else function.__globals__
     read = {
         f"global {name}": readable[name]
         for name in _global_names(code)
@@ -234,29 +317,28 @@ def _parts_of_function(function: types.FunctionType) -> Parts:
     return tuple(named), list(named.values()), code
 
 
-def _assemble_function(
-    function: types.FunctionType, names: tuple[str, ...], parts: list[Any]
+def _function_starter(function: types.FunctionType) -> Callable[[], Any]:
+    code, globals_, name = function.__code__, function.__globals__, function.__name__
+
+    def start() -> types.FunctionType:
+        cells = tuple([types.CellType() for _ in code.co_freevars])
+        return types.FunctionType(code, dict(globals_), name, None, cells or None)
+
+    return start
+
+
+def _fill_function(
+    names: tuple[str, ...], new: types.FunctionType, parts: list[Any]
 ) -> types.FunctionType:
-    made = dict(zip(names, parts, strict=True))
-    changed = {
-        name.removeprefix("global "): part
-        for name, part in made.items()
-        if name.startswith("global ")
-    }
-    closure = tuple(
-        types.CellType(made[f"closure {name}"]) if f"closure {name}" in made else cell
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        )
-    )
-    new = types.FunctionType(
-        function.__code__,
-        {**function.__globals__, **changed},
-        function.__name__,
-        made["defaults"],
-        closure,
-    )
-    new.__kwdefaults__ = made["keywords"]
+    cells = dict(zip(new.__code__.co_freevars, new.__closure__ or (), strict=True))
+    *named, (_, defaults), (_, keywords) = zip(names, parts, strict=True)
+    for name, part in named:
+        where, _, plain = name.partition(" ")
+        if where == "closure":
+            cells[plain].cell_contents = part
+        else:
+            new.__globals__[plain] = part
+    new.__defaults__, new.__kwdefaults__ = defaults, keywords
     return new
 
 
@@ -267,14 +349,15 @@ _TAKE_APART: dict[Any, Callable[[Any], Parts]] = {
     slice: _parts_of_slice,
     (tuple, list): _parts_of_sequence,
     dict: _parts_of_dict,
+    Wrapper: _parts_of_wrapper,
 }
 _PUT_TOGETHER: dict[Any, Callable[[Any, tuple[str, ...], list[Any]], Any]] = {
-    types.FunctionType: _assemble_function,
     types.MethodType: _assemble_method,
     functools.partial: _assemble_partial,
     slice: _assemble_slice,
     (tuple, list): _assemble_sequence,
     dict: _assemble_dict,
+    Wrapper: _assemble_wrapper,
 }
 
 
@@ -325,8 +408,8 @@ def _is_library_class(kind: type) -> bool:
 
 
 def _is_own_instance(value: Any) -> bool:
-    """Whether it is an object of a class of the user's, with attributes."""
-    return hasattr(value, "__dict__") and not _is_library_class(type(value))
+    """Whether it is an object of a class of the user's, or a bag of settings."""
+    return isinstance(value, _SETTINGS) or not _is_library_class(type(value))
 
 
 def _is_tree(value: Any) -> bool:
@@ -351,23 +434,40 @@ def name_of(function: Any) -> str:
     return name or type(function).__name__
 
 
-def text_of(value: Any, is_data: Callable[[Any], bool]) -> str:
-    """A static value in short, for explanations."""
+def text_of(
+    value: Any, is_data: Callable[[Any], bool], above: tuple[int, ...] = ()
+) -> str:
+    """A static value in short, for explanations.
+
+    Args:
+        value: The value.
+        is_data: Whether a value is an array.
+        above: Functions that it is a part of, by identity.
+    """
     if is_data(value):
         return "array"
     if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
-        settings = _settings_text(value, is_data)
+        if id(value) in above or getattr(value, "__module__", None) == _RECORDERS:
+            return name_of(value)
+        settings = _settings_text(value, is_data, (*above, id(value)))
         return name_of(value) + (f" with {settings}" if settings else "")
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__name__
     if inspect.ismodule(value) or inspect.isclass(value):
         return value.__name__
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _settings_text(function: Any, is_data: Callable[[Any], bool]) -> str:
+_RECORDERS = "fuelflow.lazy.array"
+
+
+def _settings_text(
+    function: Any, is_data: Callable[[Any], bool], above: tuple[int, ...]
+) -> str:
     names, values, _ = parts_of(function) or ((), [], None)
     return ", ".join(
-        f"{name.partition(' ')[2]}={text_of(part, is_data)}"
+        f"{name.partition(' ')[2]}={text_of(part, is_data, above)}"
         for name, part in zip(names, values, strict=True)
         if name.startswith(("closure ", "global ", "keyword "))
         and not isinstance(part, _FIXED)

@@ -83,6 +83,7 @@ class Steps:
         self._programs: Recent[LossPrograms] = Recent(MAX_PROGRAMS)
         self._apply: Program | None = None
         self._held: Held | None = None
+        self._past_compiles: tuple[CompileRecord, ...] = ()
         self._has_optimizer = False
         self._lr_scale = 1.0
 
@@ -90,13 +91,16 @@ class Steps:
 
     def log_records(self) -> tuple[CompileRecord, ...]:
         """Every compilation of a step so far."""
-        return self.loop.compiles
+        return (*self._past_compiles, *self.loop.compiles)
 
     def set_state(self, state: TrainState) -> None:
         """Goes on from another state, which must be of the same model."""
+        self._require_none_held("the state is")
         state, _ = self.loop._host.ready(state)
         self.state = state
         self.training_step = int(state.step)
+        if self.loop.schedule is not None:
+            self._lr_scale = float(state.lr_scale)
         self._move_on()
 
     def set_optimizer(self, optimizer: Transformation | Factory) -> None:
@@ -137,15 +141,19 @@ class Steps:
 
     def _replace(self, loop: TrainingLoop, *, keep: bool) -> None:
         """Takes another loop; optimizer state of one name and shape may be kept."""
-        if self._held is not None:
-            raise RuntimeError(
-                "gradients are waiting for a step: call `graph.step()` before the "
-                "optimizer, scheduler or parameters to train are replaced"
-            )
+        self._require_none_held("the optimizer, scheduler or parameters to train are")
         self.state = loop._host.adopt(self.state, keep=keep)
+        self._past_compiles = self.log_records()
         self.loop = loop
         self._programs = Recent(MAX_PROGRAMS)
         self._apply = None
+
+    def _require_none_held(self, what: str) -> None:
+        if self._held is not None:
+            raise RuntimeError(
+                "gradients are waiting for a step: call `graph.step()` before "
+                f"{what} replaced"
+            )
 
     def _require_optimizer(self, what: str) -> None:
         if not self._has_optimizer:
@@ -175,6 +183,9 @@ class Steps:
         if not loss._type.shape and len(forms["the loss"].refs()) == 1:
             loss._node.values[loss._index] = Promise(outcome, loss._type.dtype)
         self._conclude(request, forms, fetch, seen.fetched)
+        # Their parameters are about to be gone, and so is the use of their inputs.
+        for ref in (loss, *fetch):
+            ref._node.release_if_known()
         self._count()
         return outcome
 
@@ -190,9 +201,9 @@ class Steps:
         if self._held is None:
             self._held, fetched = request.programs.begin(arguments, *parts)
         else:
-            held, self._held = self._held, None
-            self._held, fetched = request.programs.add(arguments, held, *parts)
+            self._held, fetched = request.programs.add(arguments, self._held, *parts)
         self._conclude(request, forms, wanted, fetched)
+        self.stamp.looked.update([ref._node for ref in wanted])
         # What comes after this pass follows from variables that wait for the step.
         self.stamp.last_call = None
 
@@ -206,12 +217,12 @@ class Steps:
             )
         state, base = self._ready()
         if self._apply is None:
-            self._apply = _program("apply", base.engine.apply, base, {}, (0, 2))
-        held, self._held = self._held, None
-        arguments = (moving_part(state), fixed_part(state), held)
+            self._apply = _program("apply", base.engine.apply, base, {}, (0,))
+        arguments = (moving_part(state), fixed_part(state), self._held)
         self.state, outcome = self.loop._dispatcher.advance(
             state, *self._apply((), *arguments)
         )
+        self._held = None
         self._count()
         return outcome
 
@@ -281,7 +292,7 @@ class Steps:
 
     def _require_own(self, loss: Ref) -> None:
         node = loss._node
-        if self.stamp in node.stamps and not node.is_used:
+        if self.stamp in node.stamps and loss._index not in node.used:
             return
         for stamp in node.stamps:
             if stamp.graph is self._graph:
@@ -305,15 +316,12 @@ class Steps:
         for ref, value in zip(fetch, fetched, strict=True):
             ref._node.values[ref._index] = value
         for form in forms.values():
-            form.value._node.is_used = True
+            form.value._node.used.add(form.value._index)
         for stamp, variables in zip(request.others, changed, strict=True):
             stamp.last_call = None
             if variables:
                 steps = stamp.graph._steps
                 steps.state = evolve(steps.state, variables=variables)
-        # Their parameters are about to be gone, and so is the use of their inputs.
-        for ref in (forms["the loss"].value, *fetch):
-            ref._node.release_if_known()
 
     def _count(self) -> None:
         self.training_step += 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from fuelflow.lazy.array import results_of, stamps_of
 from fuelflow.lazy.expression import Node, caller, record
-from fuelflow.lazy.static import is_library_function
+from fuelflow.lazy.static import Wrapper, is_library_function
 from fuelflow.model.linen import Linen
 from fuelflow.model.nnx import is_nnx_module
 
@@ -56,38 +56,38 @@ def lazy(target: Any) -> Any:
     return LazyFunction(target)
 
 
-class LazyFunction:
+class LazyFunction(Wrapper):
     """A function whose calls are recorded."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+        self._wrapped = function
         # A library's function holds nothing that could change, and is its own key.
         self._key = function if is_library_function(function) else None
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Records a call."""
-        operation, inputs = record(self._function, args, kwargs, function_key=self._key)
+        operation, inputs = record(self._wrapped, args, kwargs, function_key=self._key)
         return results_of(Node(operation, inputs, stamps_of(inputs), caller(1)))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method of the instance, whose calls are recorded."""
         if instance is None:
             return self
-        return LazyFunction(types.MethodType(self._function, instance))
+        return LazyFunction(types.MethodType(self._wrapped, instance))
 
     def __repr__(self) -> str:
-        return f"lazy({self._function!r})"
+        return f"lazy({self._wrapped!r})"
 
 
-class LazyModule:
+class LazyModule(Wrapper):
     """A module whose functions record their calls."""
 
     def __init__(self, module: types.ModuleType) -> None:
-        self._module = module
+        self._wrapped = module
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._module, name)
+        found = getattr(self._wrapped, name)
         if isinstance(found, types.ModuleType):
             found = LazyModule(found)
         elif callable(found) and not isinstance(found, type):
@@ -96,10 +96,10 @@ class LazyModule:
         return found
 
     def __dir__(self) -> list[str]:
-        return dir(self._module)
+        return dir(self._wrapped)
 
     def __repr__(self) -> str:
-        return f"lazy({self._module!r})"
+        return f"lazy({self._wrapped!r})"
 
 
 def _is_scalar_type(value: Any) -> bool:

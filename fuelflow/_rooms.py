@@ -1,0 +1,35 @@
+"""Rooms of the house that are opened on first use, so that importing it stays quick."""
+
+import importlib
+import sys
+from typing import Any
+
+_MODULES = {
+    "DataLoader": "fuelflow.data.loader",
+    "Epoch": "fuelflow.data.epoch",
+    "Graph": "fuelflow.graph.graph",
+    "Lazy": "fuelflow.graph.array",
+    "Sampler": "fuelflow.data.samplers",
+    "SequentialSampler": "fuelflow.data.samplers",
+    "ShuffledSampler": "fuelflow.data.samplers",
+    "WeightedSampler": "fuelflow.data.samplers",
+    "lazy": "fuelflow.graph.wrap",
+    "realize": "fuelflow.graph.realize",
+}
+
+
+def find_public(name: str) -> Any:
+    """A public name of a room that may not be open yet.
+
+    Raises:
+        AttributeError: If there is no such name.
+    """
+    if name not in _MODULES:
+        raise AttributeError(f"module `fuelflow` has no attribute `{name}`")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def list_public() -> list[str]:
+    """The public names, those of rooms that are not open yet among them."""
+    door = sys.modules["fuelflow"]
+    return sorted({*vars(door), *door.__all__})
