@@ -3,6 +3,8 @@
 Your model, your loss and your ``for`` loop stay yours. See `TrainingLoop`.
 """
 
+from typing import TYPE_CHECKING
+
 from fuelflow._errors import (
     FuelflowError,
     MissingFieldError,
@@ -16,18 +18,8 @@ from fuelflow._errors import (
     UnwiredInputError,
     UsedStateError,
 )
-from fuelflow.data.epoch import Epoch
-from fuelflow.data.loader import DataLoader
-from fuelflow.data.samplers import (
-    Sampler,
-    SequentialSampler,
-    ShuffledSampler,
-    WeightedSampler,
-)
-from fuelflow.lazy.array import Lazy
-from fuelflow.lazy.graph import Graph
-from fuelflow.lazy.realize import realize
-from fuelflow.lazy.wrap import lazy
+from fuelflow._rooms import find_public as __getattr__
+from fuelflow._rooms import list_public as __dir__
 from fuelflow.model.linen import BoundLinen, Linen
 from fuelflow.step import schedules
 from fuelflow.step.batch import Batch
@@ -37,6 +29,20 @@ from fuelflow.step.plan import ParamPlan, StepPlan
 from fuelflow.step.program import CompileRecord
 from fuelflow.step.state import TrainState
 from fuelflow.step.weighted import Weighted
+
+if TYPE_CHECKING:
+    from fuelflow.data.epoch import Epoch
+    from fuelflow.data.loader import DataLoader
+    from fuelflow.data.samplers import (
+        Sampler,
+        SequentialSampler,
+        ShuffledSampler,
+        WeightedSampler,
+    )
+    from fuelflow.graph.array import Lazy
+    from fuelflow.graph.graph import Graph
+    from fuelflow.graph.realize import realize
+    from fuelflow.graph.wrap import lazy
 
 __all__ = [
     "Batch",

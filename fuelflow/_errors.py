@@ -213,8 +213,8 @@ class NotWrappedError(FuelflowError):
     def __init__(self, function: str) -> None:
         self.function = function
         super().__init__(
-            f"a lazy array was passed to `{function}`, which runs at once and would cut "
-            "its gradient: wrap the function, `f = ff.lazy(f)` or "
+            f"a lazy array was passed to `{function}`, which runs at once and would "
+            "cut its gradient: wrap the function, `f = ff.lazy(f)` or "
             "`jnp = ff.lazy(jax.numpy)`, or read the value first, `x.realize()`"
         )
 

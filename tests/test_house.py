@@ -174,10 +174,10 @@ def test_the_import_report_sees_a_device_in_use():
     ("room", "line", "target"),
     [
         ("step", "from fuelflow.run import Trainer", "run"),
-        ("step", "import fuelflow.lazy.graph", "lazy"),
+        ("step", "import fuelflow.graph.graph", "graph"),
         ("step", "from fuelflow import watch", "watch"),
-        ("step", "from ..lazy import Graph", "lazy"),
-        ("step", "from .. import lazy", "lazy"),
+        ("step", "from ..graph import Graph", "graph"),
+        ("step", "from .. import graph", "graph"),
         ("step", "import fuelflow", house.FRONT_DOOR),
         ("step", "from fuelflow import Graph", house.FRONT_DOOR),
         ("step", "import_module('fuelflow.data')", "data"),
@@ -194,7 +194,7 @@ def test_the_import_report_sees_a_device_in_use():
 def test_an_upward_import_is_found(plant, room, line, target):
     root = plant(
         {
-            "fuelflow/lazy/__init__.py": "",
+            "fuelflow/graph/__init__.py": "",
             "fuelflow/watch/__init__.py": "",
             f"fuelflow/{room}/part.py": f'"""A part."""\n{line}\n',
         }

@@ -41,7 +41,10 @@ def outputs_of(notebook: Any) -> list[Any]:
 def kinds_of_output(notebook: Any) -> list[list[str]]:
     """For each cell what it shows: text, pictures, values."""
     return [
-        ["+".join([output.output_type, *sorted(output.get("data", ()))]) for output in o]
+        [
+            "+".join([output.output_type, *sorted(output.get("data", ()))])
+            for output in o
+        ]
         for o in (cell.outputs for cell in code_cells(notebook))
     ]
 
@@ -65,7 +68,7 @@ def text_of(output: Any) -> str:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Executes a notebook in this very interpreter's environment, in an empty folder."""
+    """Executes a notebook with this very interpreter, in an empty folder."""
     kernel = tmp_path / "jupyter" / "kernels" / "python3"
     kernel.mkdir(parents=True)
     launch = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -153,23 +156,29 @@ def train_with():
     with loader.epoch(0) as batches:
         train(batches)
 
-def left():
+def left(patience):
     gc.collect()
     threads = [t for t in threading.enumerate() if t.name.startswith("fuelflow-data")]
     for thread in threads:
-        thread.join(10)
+        thread.join(patience)
     gc.collect()
     num_batches = sum(array.shape == (64, 1024) for array in jax.live_arrays())
     return sum(thread.is_alive() for thread in threads), num_batches
 """
 BEGUN = "epoch = loader.epoch(0)\nbatch = next(epoch)"
+PATIENCE = 10  # seconds that a thread may take to end on a busy machine
 
 
-def left_by(cells: list[str], run: Any) -> list[list[int]]:
-    """The threads and the batches on the device that are left after each cell."""
+def left_by(cells: list[tuple[str, int]], run: Any) -> list[list[int]]:
+    """The threads, and the batches on the device, that are left after each cell.
+
+    Args:
+        cells: A cell's source, and the seconds that its threads are given to end.
+        run: The fixture.
+    """
     sources = [SET_UP]
-    for cell in cells:
-        sources += [cell, "batch = None", "print(list(left()))"]
+    for cell, patience in cells:
+        sources += [cell, "batch = None", f"print(list(left({patience})))"]
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(source) for source in sources]
     )
@@ -188,27 +197,33 @@ def test_an_epoch_dropped_in_a_notebook_leaves_nothing(run):
         "for i, batch in enumerate(loader.epoch(0)):\n    raise RuntimeError",
         f"{BEGUN}\nepoch = None",
         f"{BEGUN}\nepoch.close()",
-        "train_with()",
     ]
-    counted = left_by([BEGUN, "epoch = None", *dropped], run)
+    cells = [(BEGUN, 0), *[(cell, PATIENCE) for cell in dropped]]
+    begun, *counts = left_by(cells, run)
 
-    num_threads, num_batches = counted[0]
+    num_threads, num_batches = begun
     assert num_threads > 0, "or the check could not fail"
     assert num_batches > 1, "or the check could not fail"
-    assert dict(zip(dropped, counted[2:], strict=True)) == dict.fromkeys(dropped, [0, 0])
+    assert {
+        cell: count
+        for cell, count in zip(dropped, counts, strict=True)
+        if count != [0, 0]
+    } == {}
 
 
 @pytest.mark.slow
-def test_what_a_notebook_itself_holds_goes_with_it(run):
-    shown_batch, raised, raised_again = left_by(
+def test_a_notebook_lets_go_of_an_epoch_when_its_traceback_goes(run):
+    shown, raised, raised_again, left_as_context = left_by(
         [
-            "next(loader.epoch(0))",  # the notebook keeps the batch as `Out[2]`
-            "train(loader.epoch(0))",  # and the traceback, with its frames' variables
-            "raise RuntimeError",  # until there is another
+            ("next(loader.epoch(0))", PATIENCE),  # kept by the notebook, as `Out[2]`
+            ("train(loader.epoch(0))", 0),  # kept as the traceback's, by Python
+            ("raise RuntimeError", PATIENCE),
+            ("train_with()", PATIENCE),  # ends the epoch; the traceback has the batch
         ],
         run,
     )
 
-    assert shown_batch == [0, 1]
+    assert shown == [0, 1]
     assert raised[0] > 0
     assert raised_again == [0, 1]
+    assert left_as_context == [0, 2]

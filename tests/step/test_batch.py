@@ -12,7 +12,7 @@ from fuelflow.step.batch import filled_up, weight_of_rows
 
 DICT = KINDS[0]
 # The same sums in another order, in float32.
-CLOSE = {"rtol": 2e-6, "atol": 2e-7}
+RTOL, ATOL = 2e-6, 2e-7
 
 
 def loss_fn(model, batch):
@@ -57,7 +57,7 @@ def test_a_padded_tail_equals_the_naive_loop_with_one_compile():
         state, outcome = loop.step(state, batch)
         heard.append((outcome.loss, outcome.metrics["right"], outcome.grad_norm))
 
-    np.testing.assert_allclose(heard, said, **CLOSE)
+    np.testing.assert_allclose(heard, said, rtol=RTOL, atol=ATOL)
     for name, param in expected.params.items():
         np.testing.assert_allclose(state.params[name], param, rtol=1e-4, atol=1e-5)
     assert [record.program for record in loop.compiles] == ["step"]

@@ -6,9 +6,9 @@ from typing import Any
 
 from fuelflow._errors import StaleGraphError
 from fuelflow._types import Grads, Schedule
-from fuelflow.lazy.expression import Ref, Stamp
-from fuelflow.lazy.passes import Arguments, Form, RecordedLoss, other_passes
-from fuelflow.lazy.realize import (
+from fuelflow.graph.expression import Ref, Stamp
+from fuelflow.graph.passes import Arguments, Form, RecordedLoss, other_passes
+from fuelflow.graph.realize import (
     MAX_PROGRAMS,
     Promise,
     accept,
@@ -16,8 +16,8 @@ from fuelflow.lazy.realize import (
     pass_of,
     settle_leaves,
 )
-from fuelflow.lazy.recent import Recent
-from fuelflow.lazy.structure import Structure
+from fuelflow.graph.recent import Recent
+from fuelflow.graph.structure import Structure
 from fuelflow.step.checks import checked_rate
 from fuelflow.step.engine import Engine, Held
 from fuelflow.step.loop import TrainingLoop

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fuelflow.lazy.expression import Ref
+from fuelflow.graph.expression import Ref
 from fuelflow.step.spec import leaf_text
 
 MAX_CALLS = 12

@@ -7,13 +7,13 @@ import jax
 import optax
 
 from fuelflow._types import Grads, Schedule
-from fuelflow.lazy.array import results_of, stamps_of
-from fuelflow.lazy.expression import Node, Ref, caller, record
-from fuelflow.lazy.inputs import Inputs, inputs_of
-from fuelflow.lazy.passes import Form, ModelCall
-from fuelflow.lazy.steps import Steps
+from fuelflow.graph.array import results_of, stamps_of
+from fuelflow.graph.binding import DataBinding
+from fuelflow.graph.expression import Node, Ref, caller, record
+from fuelflow.graph.inputs import inputs_of_model
+from fuelflow.graph.passes import ModelCall, forms_of
+from fuelflow.graph.steps import Steps
 from fuelflow.model.definition import Definition
-from fuelflow.model.functional import make_functional
 from fuelflow.model.linen import Linen
 from fuelflow.step.batch import Batch
 from fuelflow.step.loop import NonFinite, TrainingLoop
@@ -80,7 +80,7 @@ class Graph:
         max_in_flight: int = 64,
     ) -> None:
         self._apply = call_model if apply is None else apply
-        self._inputs = _resolve_inputs(model, apply, inputs)
+        self._inputs = inputs_of_model(model, apply, inputs)
         loop = TrainingLoop(
             unwritten_loss,
             optax.set_to_zero(),
@@ -106,9 +106,7 @@ class Graph:
             for training in (False, True)
         ]
         self._keeps_variables = not state.variables and not isinstance(model, Linen)
-        self._loader: Any = None
-        self._wiring: dict[str, str] = {}
-        self._epoch: Any = None
+        self._data = DataBinding(self._inputs)
 
     # The run.
 
@@ -308,12 +306,7 @@ class Graph:
         """
         if loss is None:
             return self._steps.apply()
-        forms = {"the loss": Form.of(loss, "the loss")}
-        if metrics:
-            for name, metric in metrics.items():
-                _check_metric_name(name)
-                forms[name] = Form.of(metric, f"the metric `{name}`")
-        return self._steps.step(forms, _as_tuple(fetch))
+        return self._steps.step(forms_of(loss, metrics), _as_tuple(fetch))
 
     def backward(self, loss: Any, *, fetch: Iterable[Ref] | Ref = ()) -> None:
         """Adds the gradient of a loss to those that wait for the next `step`.
@@ -329,7 +322,7 @@ class Graph:
         Raises:
             StaleGraphError: As `step`, as are the other errors.
         """
-        self._steps.backward({"the loss": Form.of(loss, "the loss")}, _as_tuple(fetch))
+        self._steps.backward(forms_of(loss), _as_tuple(fetch))
 
     def grads(self, loss: Any) -> Grads:
         """The gradients of a loss by parameter name, before clipping, with no update.
@@ -337,7 +330,7 @@ class Graph:
         Raises:
             StaleGraphError: As `step`, as are the other errors.
         """
-        return self._steps.grads({"the loss": Form.of(loss, "the loss")})
+        return self._steps.grads(forms_of(loss))
 
     def plan(self, loss: Any) -> StepPlan:
         """What a step over a loss will do: see `TrainingLoop.plan`. Runs nothing.
@@ -345,7 +338,7 @@ class Graph:
         Raises:
             StaleGraphError: As `step`, as are the other errors.
         """
-        return self._steps.plan({"the loss": Form.of(loss, "the loss")})
+        return self._steps.plan(forms_of(loss))
 
     # Data.
 
@@ -362,13 +355,7 @@ class Graph:
             RuntimeError: If an epoch of the loader there is, is being iterated.
             UnwiredInputError: If the entry, or an input without default, is no field.
         """
-        if self._epoch is not None:
-            raise RuntimeError(
-                "the loader must not be replaced while an epoch is being iterated: "
-                "finish the `for` loop, or close the iterator that `graph.epoch` gave"
-            )
-        self._wiring = self._inputs.wire(entry, tuple(loader.field_names))
-        self._loader = loader
+        self._data.bind(loader, entry)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch, which depends on the loader's seed and this number.
@@ -376,7 +363,7 @@ class Graph:
         Raises:
             RuntimeError: If no loader was set.
         """
-        return EpochOfGraph(self, self._require_loader().epoch(epoch))
+        return self._data.epoch(epoch)
 
     @property
     def data_num_batches(self) -> int:
@@ -385,7 +372,7 @@ class Graph:
         Raises:
             RuntimeError: If no loader was set.
         """
-        return len(self._require_loader())
+        return len(self._data.loader)
 
     @property
     def data_batch_size(self) -> int:
@@ -394,7 +381,7 @@ class Graph:
         Raises:
             RuntimeError: If no loader was set.
         """
-        return self._require_loader().batch_size
+        return self._data.loader.batch_size
 
     def forward_batch(self, batch: Mapping[str, Any]) -> Any:
         """Records a call of the model on the fields of a batch that are its inputs.
@@ -403,54 +390,10 @@ class Graph:
             MissingFieldError: If the batch lacks one.
             RuntimeError: If no loader was set, so that nothing is wired.
         """
-        self._require_loader()
-        return self(**{name: batch[field] for name, field in self._wiring.items()})
-
-    def _require_loader(self) -> Any:
-        if self._loader is None:
-            raise RuntimeError(
-                'no data loader was set: `graph.set_data_loader(loader, "image")`, '
-                "where `image` is the field for the model's first input"
-            )
-        return self._loader
+        return self(**{name: batch[field] for name, field in self._data.wiring.items()})
 
     def __repr__(self) -> str:
         return f"Graph({self.state!r}, {self.training_step} steps)"
-
-
-class EpochOfGraph:
-    """The batches of a graph's epoch. While it lasts, the loader must not change."""
-
-    def __init__(self, graph: Graph, batches: Any) -> None:
-        self._graph = graph
-        self._batches = batches
-        self._number = object()
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        graph = self._graph
-        graph._epoch = self._number
-        try:
-            return next(self._batches)
-        except BaseException:
-            self._end()
-            raise
-
-    def close(self) -> None:
-        """Ends the epoch early, and stops what reads ahead for it."""
-        self._end()
-        close = getattr(self._batches, "close", None)
-        if close is not None:
-            close()
-
-    def _end(self) -> None:
-        if self._graph._epoch is self._number:
-            self._graph._epoch = None
-
-    def __del__(self) -> None:
-        self._end()
 
 
 def call_model(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -465,34 +408,6 @@ def unwritten_loss(model: Any, batch: Any) -> Any:
         "this loop is a graph's, whose losses are recorded: give it a loss of its own, "
         "`loop = graph.loop.replace(loss_fn=...)`"
     )
-
-
-def _resolve_inputs(
-    model: Any, apply: Callable[..., Any] | None, names: Iterable[str] | None
-) -> Inputs:
-    if apply is None and not isinstance(model, Linen) and not callable(model):
-        make_functional(model)  # a model of the wrong kind is refused as such
-        raise TypeError(
-            f"a {type(model).__name__} is not callable: say how it is applied, "
-            "`ff.Graph(params, apply=lambda params, x: ...)`"
-        )
-    if apply is not None:
-        found = inputs_of(apply, skip=1)
-    elif isinstance(model, Linen):
-        found = inputs_of(type(model.module).__call__, skip=1)
-    else:
-        found = inputs_of(model, skip=0)
-    if names is None:
-        return found
-    given = tuple(names)
-    return Inputs(given, given, found.mode)
-
-
-def _check_metric_name(name: Any) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"a metric's name must be a string, got {name!r}")
-    if name in ("loss", "the loss"):
-        raise ValueError(f"a metric must not be named `{name}`, the name of the loss")
 
 
 def _as_tuple(fetch: Iterable[Ref] | Ref) -> tuple[Ref, ...]:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fuelflow.lazy.recent import Recent
-from fuelflow.lazy.static import ARRAYS, Reader, make_rebuild, name_of, text_of
+from fuelflow.graph.recent import Recent
+from fuelflow.graph.static import ARRAYS, Reader, make_rebuild, name_of, text_of
 from fuelflow.model.definition import is_array
 from fuelflow.step.spec import leaf_text
 

@@ -1,6 +1,6 @@
 """What a graph's programs are made of: calls of its model, and the loss they end in."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from fuelflow._types import Array, Params, Variables
-from fuelflow.lazy.expression import Ref, Stamp
-from fuelflow.lazy.realize import Pass, forward_of
-from fuelflow.lazy.structure import Recipe
+from fuelflow.graph.expression import Ref, Stamp
+from fuelflow.graph.realize import Pass, forward_of
+from fuelflow.graph.structure import Recipe
 from fuelflow.model.definition import Definition
 from fuelflow.step.forward import Forward
 from fuelflow.step.loss import LossReading
@@ -92,8 +92,29 @@ class Form(NamedTuple):
         return [self.value] if self.weight is None else [self.value, self.weight]
 
 
+def forms_of(loss: Any, metrics: Mapping[str, Any] | None = None) -> dict[str, Form]:
+    """The forms of a loss, first, and of metrics by name.
+
+    Raises:
+        TypeError: If one is not lazy, or a name is no string.
+        ValueError: If a metric has the name of the loss.
+    """
+    forms = {"the loss": Form.of(loss, "the loss")}
+    for name, metric in (metrics or {}).items():
+        _check_metric_name(name)
+        forms[name] = Form.of(metric, f"the metric `{name}`")
+    return forms
+
+
+def _check_metric_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"a metric's name must be a string, got {name!r}")
+    if name in ("loss", "the loss"):
+        raise ValueError(f"a metric must not be named `{name}`, the name of the loss")
+
+
 def _as_ref(array: Any) -> Ref:
-    from fuelflow.lazy.array import call
+    from fuelflow.graph.array import call
 
     return call(jnp.asarray, (array,), {})
 

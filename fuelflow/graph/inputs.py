@@ -1,10 +1,12 @@
 """The inputs of a model by name, and which field of the data goes into which."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fuelflow._errors import UnwiredInputError
+from fuelflow.model.functional import make_functional
+from fuelflow.model.linen import Linen
 
 MODE_INPUTS = {
     **dict.fromkeys(("train", "training", "is_training"), True),
@@ -87,3 +89,34 @@ def inputs_of(function: Any, *, skip: int) -> Inputs:
         [p.name for p in inputs if p.default is p.empty],
         mode,
     )
+
+
+def inputs_of_model(
+    model: Any, apply: Callable[..., Any] | None, names: Iterable[str] | None
+) -> Inputs:
+    """The inputs of a model, by its signature or as given.
+
+    Args:
+        model: The model.
+        apply: ``(model, *inputs)`` to the outputs, if it is not called itself.
+        names: The inputs, if they are not those of the signature.
+
+    Raises:
+        TypeError: If the model is none, or not callable and there is no ``apply``.
+    """
+    if apply is None and not isinstance(model, Linen) and not callable(model):
+        make_functional(model)  # a model of the wrong kind is refused as such
+        raise TypeError(
+            f"a {type(model).__name__} is not callable: say how it is applied, "
+            "`ff.Graph(params, apply=lambda params, x: ...)`"
+        )
+    if apply is not None:
+        found = inputs_of(apply, skip=1)
+    elif isinstance(model, Linen):
+        found = inputs_of(type(model.module).__call__, skip=1)
+    else:
+        found = inputs_of(model, skip=0)
+    if names is None:
+        return found
+    given = tuple(names)
+    return Inputs(given, given, found.mode)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from fuelflow._errors import StaleGraphError
 from fuelflow._types import Array, Params, PyTree, Variables
-from fuelflow.lazy.expression import Ref, Stamp
-from fuelflow.lazy.recent import Recent
-from fuelflow.lazy.structure import Recipe, Structure
+from fuelflow.graph.expression import Ref, Stamp
+from fuelflow.graph.recent import Recent
+from fuelflow.graph.structure import Recipe, Structure
 from fuelflow.model.definition import Definition
 from fuelflow.step.forward import Forward
 from fuelflow.step.outcome import StepOutcome

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from fuelflow._errors import StaleGraphError
-from fuelflow.lazy.expression import Node, Operation, Ref, Stamp
+from fuelflow.graph.expression import Node, Operation, Ref, Stamp
 from fuelflow.step.forward import Forward
 from fuelflow.step.spec import Table
 

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from fuelflow._errors import NotWrappedError
-from fuelflow.lazy.explain import expression_text
-from fuelflow.lazy.expression import Node, Operation, Ref, Stamp, caller, record
-from fuelflow.lazy.realize import realize_all
-from fuelflow.lazy.static import is_library_file
+from fuelflow.graph.explain import expression_text
+from fuelflow.graph.expression import Node, Operation, Ref, Stamp, caller, record
+from fuelflow.graph.library import is_library_file
+from fuelflow.graph.realize import realize_all
 from fuelflow.step.spec import leaf_text
 
 

@@ -5,9 +5,10 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from fuelflow.lazy.array import results_of, stamps_of
-from fuelflow.lazy.expression import Node, caller, record
-from fuelflow.lazy.static import Wrapper, is_library_function
+from fuelflow.graph.array import results_of, stamps_of
+from fuelflow.graph.expression import Node, caller, record
+from fuelflow.graph.library import is_library_function
+from fuelflow.graph.parts import Wrapper
 from fuelflow.model.linen import Linen
 from fuelflow.model.nnx import is_nnx_module
 

@@ -18,8 +18,8 @@ import pytest
 from conftest import CompileCounter
 
 import fuelflow as ff
-from fuelflow.lazy import realize
-from fuelflow.lazy.recent import Recent
+from fuelflow.graph import realize
+from fuelflow.graph.recent import Recent
 
 X = np.arange(3, dtype=np.float32)
 lnp = ff.lazy(jnp)

@@ -1,0 +1,204 @@
+"""What a recorded call depends on besides its arrays, as a key that can be compared.
+
+A function is known by its code, its defaults, what its closure holds and the globals it
+reads, so a lambda written inside a loop is the same function each time. Arrays found on
+the way are data: they are handed out, and put back, traced, when the program is made.
+"""
+
+import copy
+import functools
+import inspect
+import types
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from fuelflow.graph.library import is_library_function
+from fuelflow.graph.parts import assembler_of, parts_of
+from fuelflow.model.linen import Linen
+from fuelflow.model.nnx import is_nnx_module
+
+Rebuild = Callable[[Iterator[Any]], Any]
+"""Arrays, in the order they were found in, to the value that held them."""
+
+ARRAYS = (jax.Array, np.ndarray, np.generic)
+_PLAIN = (bool, int, str, bytes, type(None), type(Ellipsis))
+_FIXED = (types.ModuleType, types.BuiltinFunctionType, type, np.dtype, np.ufunc)
+
+
+class Reader:
+    """Reads values into keys, collecting the arrays in them.
+
+    Args:
+        is_data: Whether a value is an array that must not be part of a key.
+    """
+
+    def __init__(self, is_data: Callable[[Any], bool]) -> None:
+        self._is_data = is_data
+        self.data: list[Any] = []
+        self._open: list[int] = []
+
+    def read(self, value: Any) -> Hashable:
+        """A key for a value; its arrays are appended to ``data``.
+
+        Raises:
+            TypeError: If it is a model, which must be called through its graph.
+        """
+        kind = type(value)
+        if kind in _PLAIN_SET or (kind is float and value == value and value):
+            return kind, value
+        if kind is float or kind is complex:  # 0 and -0, and nan, by their texts
+            return kind, repr(value)
+        if self._is_data(value):
+            self.data.append(value)
+            return _DATA
+        if isinstance(value, _FIXED):
+            return value
+        if id(value) in self._open:  # a function that calls itself
+            return "itself", self._open.index(id(value))
+        _refuse_model(value)
+        self._open.append(id(value))
+        try:
+            return self._read_compound(value, kind)
+        finally:
+            self._open.pop()
+
+    def _read_compound(self, value: Any, kind: type) -> Hashable:
+        if is_library_function(value):
+            return value
+        parts = parts_of(value)
+        if parts is not None:
+            names, values, token = parts
+            return kind, token, names, tuple([self.read(part) for part in values])
+        if isinstance(value, set | frozenset):
+            return kind, frozenset([(type(part), part) for part in value])
+        try:
+            hash(value)
+        except TypeError:
+            return _ById(value)
+        return kind, value
+
+
+class _ById:
+    """An object known by its identity, kept alive so that no other can have it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+_PLAIN_SET = frozenset(_PLAIN)
+_DATA = "an array"
+
+
+def make_rebuild(value: Any, is_data: Callable[[Any], bool]) -> Rebuild:
+    """How to make a value anew around other arrays; it is as the value is now.
+
+    Of the value only what is no array is held.
+    """
+    make = _rebuild(value, is_data, ())
+    return lambda found: make(found, {})
+
+
+_Make = Callable[[Iterator[Any], dict[int, Any]], Any]
+"""A `Rebuild` that is also given what is being made around it, by identity."""
+
+
+def _rebuild(
+    value: Any, is_data: Callable[[Any], bool], above: tuple[int, ...]
+) -> _Make:
+    if is_data(value):
+        return lambda found, _: next(found)
+    if id(value) in above:  # a function that calls itself
+        return functools.partial(_being_made, id(value), value)
+    is_whole = type(value) in _PLAIN_SET or isinstance(value, (float, *_FIXED))
+    is_whole = is_whole or is_library_function(value)
+    parts = None if is_whole else parts_of(value)
+    if parts is None:
+        whole = copy.copy(value) if isinstance(value, set) else value
+        return lambda _, __: whole
+    makers = [_rebuild(part, is_data, (*above, id(value))) for part in parts[1]]
+    start, assemble = assembler_of(value, parts[0])
+    number = id(value)
+
+    def make(found: Iterator[Any], open_: dict[int, Any]) -> Any:
+        if start is None:
+            return assemble([maker(found, open_) for maker in makers])
+        made = open_[number] = start()
+        return assemble(made, [maker(found, open_) for maker in makers])
+
+    return make
+
+
+def _being_made(
+    number: int, value: Any, _: Iterator[Any], open_: dict[int, Any]
+) -> Any:
+    return open_.get(number, value)
+
+
+def _refuse_model(value: Any) -> None:
+    if is_nnx_module(value) or isinstance(value, Linen):
+        raise TypeError(
+            f"a lazy function must not use a model of its own, got a "
+            f"{type(value).__name__}, whose parameters would be constants without a "
+            "gradient: call the model through its graph, `graph(...)`, or have it "
+            "passed in by `graph.record(function, ...)`"
+        )
+
+
+def name_of(function: Any) -> str:
+    """What to call a function in texts."""
+    if isinstance(function, functools.partial):
+        return name_of(function.func)
+    name = getattr(function, "__name__", None)
+    return name or type(function).__name__
+
+
+def text_of(
+    value: Any, is_data: Callable[[Any], bool], above: tuple[int, ...] = ()
+) -> str:
+    """A static value in short, for explanations.
+
+    Args:
+        value: The value.
+        is_data: Whether a value is an array.
+        above: Functions that it is a part of, by identity.
+    """
+    if is_data(value):
+        return "array"
+    if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+        if id(value) in above or getattr(value, "__module__", None) == _RECORDERS:
+            return name_of(value)
+        settings = _settings_text(value, is_data, (*above, id(value)))
+        return name_of(value) + (f" with {settings}" if settings else "")
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__name__
+    if inspect.ismodule(value) or inspect.isclass(value):
+        return value.__name__
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+_RECORDERS = "fuelflow.graph.array"
+
+
+def _settings_text(
+    function: Any, is_data: Callable[[Any], bool], above: tuple[int, ...]
+) -> str:
+    names, values, _ = parts_of(function) or ((), [], None)
+    return ", ".join(
+        f"{name.partition(' ')[2]}={text_of(part, is_data, above)}"
+        for name, part in zip(names, values, strict=True)
+        if name.startswith(("closure ", "global ", "keyword "))
+        and not isinstance(part, _FIXED)
+        and not is_library_function(part)
+    )
