@@ -198,10 +198,9 @@ def test_an_epoch_dropped_in_a_notebook_leaves_nothing(run):
         f"{BEGUN}\nepoch = None",
         f"{BEGUN}\nepoch.close()",
     ]
-    cells = [(BEGUN, 0), *[(cell, PATIENCE) for cell in dropped]]
-    begun, *counts = left_by(cells, run)
+    cells = [*[(cell, PATIENCE) for cell in dropped], (BEGUN, 0)]
+    *counts, (num_threads, num_batches) = left_by(cells, run)
 
-    num_threads, num_batches = begun
     assert num_threads > 0, "or the check could not fail"
     assert num_batches > 1, "or the check could not fail"
     assert {
