@@ -46,8 +46,10 @@ class DataLoader:
 
     Rows at the end of an epoch that fill no batch still come. With ``drop_last=None``
     they are filled up to a whole batch by rows of weight 0, and all batches of such an
-    epoch carry a weight, so one compiled program serves them all; this needs a loss for
-    each row. With ``False`` the last batch is smaller; with ``True`` they are dropped.
+    epoch carry a weight, so one compiled program serves them all. A loss that gives no
+    value for each row, or a model that keeps statistics of the batch as BatchNorm does,
+    is given the true rows alone, which compiles once more. Where rows see each other
+    otherwise, as in a contrastive loss, pass ``False``. With ``False`` the last batch is smaller; with ``True`` they are dropped.
     An epoch shorter than a batch is one batch of its own size.
 
     A stream is a function that gives a new iterator of rows whenever it is called; if

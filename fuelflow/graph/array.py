@@ -259,6 +259,7 @@ _UNTELLING = frozenset(
         "<lambda>",
         "_infer_input_type",
         "_infer_params",
+        "shaped_abstractify",
         "cache_miss",
         "reraise_with_filtered_traceback",
     }

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fuelflow.graph.inputs import Inputs
+from fuelflow.graph.inputs import UNNAMED, Inputs
 from fuelflow.step.batch import Batch
 
 
@@ -50,16 +50,17 @@ class DataBinding:
             )
         return self._loader
 
-    @property
-    def wiring(self) -> Mapping[str, str]:
-        """Input to field.
+    def arguments(self, batch: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The inputs that a batch has: by position if they have no name, or by name.
 
         Raises:
+            MissingFieldError: If the batch lacks a field.
             RuntimeError: If no loader was set, so that nothing is wired.
         """
         if not self._wiring:
             _ = self.loader
-        return self._wiring
+        named = {name: batch[field] for name, field in self._wiring.items()}
+        return ([named.pop(UNNAMED)] if UNNAMED in named else []), named
 
     def epoch(self, epoch: int) -> "BoundEpoch":
         """The batches of an epoch."""

@@ -95,10 +95,19 @@ class Site(NamedTuple):
     def __str__(self) -> str:
         positions = list(self.code.co_positions())
         line = positions[self.instruction // 2][0] or self.code.co_firstlineno
-        file = self.code.co_filename
-        # A notebook's cell has a temporary file for a name.
-        name = "cell" if "ipykernel" in file else file.rpartition("/")[2]
-        return f"{name}:{line}"
+        return f"{_file_name(self.code.co_filename)}:{line}"
+
+
+def _file_name(path: str) -> str:
+    """A file without its folders; a notebook's cell by its number."""
+    name = path.replace("\\", "/").rpartition("/")[2]
+    if "ipykernel" not in path:
+        return name
+    # Each run of a cell has a temporary file of its own, which IPython knows.
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return f"In [{numbers[path]}]" if path in numbers else f"cell {name}"
 
 
 class Operation:
@@ -109,10 +118,11 @@ class Operation:
         text: Name and arguments, for explanations.
         types: The type of each array in its results.
         is_single: Whether its result is one array.
+        moves: Whether later calls of the same model depend on it.
         arrange: Arrays to results that hold them.
     """
 
-    __slots__ = ("_prepare", "arrange", "is_single", "name", "text", "types")
+    __slots__ = ("_prepare", "arrange", "is_single", "moves", "name", "text", "types")
 
     def __init__(self, name: str, text: str, prepare: Callable[[Any], Any]) -> None:
         self.name = name
@@ -120,6 +130,7 @@ class Operation:
         self._prepare = prepare
         self.arrange: Callable[[Any], Any] = next
         self.is_single = True
+        self.moves = False
         self.types: list[Type] = []
 
     def infer(self, trace: Callable[[Callable[..., Any]], Any]) -> None:
@@ -127,9 +138,9 @@ class Operation:
 
         Args:
             trace: Calls a function with traced arguments, and gives the shapes and
-                dtypes of what it returned.
+                dtypes of what it returned, and whether later calls depend on it.
         """
-        shapes = trace(self.results)
+        shapes, self.moves = trace(self.results)
         self.types = [
             type_of(x.shape, x.dtype, bool(getattr(x, "weak_type", False)))
             for x in shapes
@@ -340,7 +351,7 @@ def _make_operation(
     structs = [kind.struct() for kind in kinds]
 
     def trace(results: Any) -> Any:
-        return jax.eval_shape(results, structs)
+        return jax.eval_shape(results, structs), False
 
     text = _call_text(function, args, kwargs)
     operation = Operation(name_of(function), text, prepare)

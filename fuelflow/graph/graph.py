@@ -14,7 +14,6 @@ from fuelflow.graph.inputs import inputs_of_model
 from fuelflow.graph.passes import ModelCall, forms_of
 from fuelflow.graph.steps import Steps
 from fuelflow.model.definition import Definition
-from fuelflow.model.linen import Linen
 from fuelflow.step.batch import Batch
 from fuelflow.step.loop import NonFinite, TrainingLoop
 from fuelflow.step.optimizer import Factory, Transformation
@@ -105,7 +104,6 @@ class Graph:
             )
             for training in (False, True)
         ]
-        self._keeps_variables = not state.variables and not isinstance(model, Linen)
         self._data = DataBinding(self._inputs)
 
     # The run.
@@ -256,17 +254,16 @@ class Graph:
         stamps = stamps_of(inputs)
         if stamp not in stamps:
             stamps = (*stamps, stamp) if stamps else stamp.alone
-        changes = self.training and not self._keeps_variables
         node = Node(
             operation,
             inputs,
             stamps,
             caller(2),
             call_stamp=stamp,
-            previous=stamp.last_call if changes else None,
+            previous=stamp.last_call if self.training else None,
             training=self.training,
         )
-        if changes:
+        if self.training and operation.moves:
             stamp.last_call = node
         return results_of(node)
 
@@ -390,7 +387,8 @@ class Graph:
             MissingFieldError: If the batch lacks one.
             RuntimeError: If no loader was set, so that nothing is wired.
         """
-        return self(**{name: batch[field] for name, field in self._data.wiring.items()})
+        args, kwargs = self._data.arguments(batch)
+        return self(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"Graph({self.state!r}, {self.training_step} steps)"

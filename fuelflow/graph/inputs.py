@@ -15,6 +15,10 @@ MODE_INPUTS = {
 """Inputs that say whether the model trains, and what they are when it does."""
 
 
+UNNAMED = "*"
+"""The input of a model that takes any number of them, by position."""
+
+
 class Inputs:
     """The inputs of a model's call.
 
@@ -22,6 +26,7 @@ class Inputs:
         names: The inputs, in order, without those that tell the mode.
         required: Those that have no default.
         mode: The inputs that tell the mode.
+        takes_any: Whether it takes any number of inputs by position.
     """
 
     def __init__(
@@ -29,10 +34,13 @@ class Inputs:
         names: Sequence[str],
         required: Sequence[str],
         mode: Sequence[str] = (),
+        *,
+        takes_any: bool = False,
     ) -> None:
         self.names = tuple(names)
         self.required = tuple(required)
         self.mode = tuple(mode)
+        self.takes_any = takes_any
 
     def mode_arguments(
         self, given: Mapping[str, Any], *, training: bool
@@ -56,6 +64,8 @@ class Inputs:
         """
         if entry not in fields:
             raise UnwiredInputError(entry, "the entry", self.names, fields)
+        if not self.names and self.takes_any:
+            return {UNNAMED: entry}
         if not self.names:
             raise UnwiredInputError(
                 entry, "the model takes no input, so the entry", self.names, fields
@@ -88,6 +98,7 @@ def inputs_of(function: Any, *, skip: int) -> Inputs:
         [p.name for p in inputs],
         [p.name for p in inputs if p.default is p.empty],
         mode,
+        takes_any=any(p.kind is p.VAR_POSITIONAL for p in parameters),
     )
 
 

@@ -39,3 +39,8 @@ def is_library_class(kind: type) -> bool:
     is_builtin = kind.__module__ == "builtins" or (file is None and module is not None)
     is_user = kind.__module__ == "__main__"
     return not is_user and (is_builtin or (file is not None and is_library_file(file)))
+
+
+def is_own_class(value: Any) -> bool:
+    """Whether a value is a class that the user wrote."""
+    return isinstance(value, type) and not is_library_class(value)

@@ -5,6 +5,7 @@ import copy
 import dis
 import enum
 import functools
+import itertools
 import types
 from collections.abc import Callable, Hashable
 from dataclasses import is_dataclass
@@ -16,6 +17,15 @@ from fuelflow.graph.library import is_library_class, is_library_file
 
 _WHOLE = (int, float, complex, str, bytes, enum.Enum)
 _SETTINGS = (types.SimpleNamespace, argparse.Namespace)
+
+
+class Seen:
+    """A value that a function reads where it cannot be replaced, as in a module."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 class Wrapper:
@@ -171,8 +181,13 @@ def _parts_of_function(function: types.FunctionType) -> Parts:
         for name in _global_names(code)
         if name in readable
     }
+    seen = {
+        f"seen {name}.{attribute}": Seen(getattr(readable[name], attribute))
+        for name, attribute in _attributes_read(code)
+        if _is_own_module(readable.get(name)) and hasattr(readable[name], attribute)
+    }
     rest = {"defaults": function.__defaults__, "keywords": function.__kwdefaults__}
-    named = {**cells, **read, **rest}
+    named = {**cells, **read, **seen, **rest}
     return tuple(named), list(named.values()), code
 
 
@@ -195,7 +210,7 @@ def _fill_function(
         where, _, plain = name.partition(" ")
         if where == "closure":
             cells[plain].cell_contents = part
-        else:
+        elif where == "global":
             new.__globals__[plain] = part
     new.__defaults__, new.__kwdefaults__ = defaults, keywords
     return new
@@ -218,6 +233,28 @@ _PUT_TOGETHER: dict[Any, Callable[[Any, tuple[str, ...], list[Any]], Any]] = {
     dict: _assemble_dict,
     Wrapper: _assemble_wrapper,
 }
+
+
+@functools.lru_cache(maxsize=4096)
+def _attributes_read(code: types.CodeType) -> tuple[tuple[str, str], ...]:
+    """Globals and their attributes that code, or code inside it, reads."""
+    instructions = list(dis.get_instructions(code))
+    found = [
+        (one.argval, other.argval)
+        for one, other in itertools.pairwise(instructions)
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        and other.opname in ("LOAD_ATTR", "LOAD_METHOD")
+    ]
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found += _attributes_read(constant)
+    return tuple(dict.fromkeys(found))
+
+
+def _is_own_module(value: Any) -> bool:
+    file = getattr(value, "__file__", None)
+    is_module = isinstance(value, types.ModuleType) and file is not None
+    return is_module and not is_library_file(file)
 
 
 @functools.lru_cache(maxsize=4096)

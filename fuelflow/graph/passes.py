@@ -49,17 +49,39 @@ class ModelCall:
         self,
         structs: Sequence[jax.ShapeDtypeStruct],
         results: Callable[..., list[Any]],
-    ) -> list[Any]:
-        """The shapes of the results of a call, found without running it."""
+    ) -> tuple[list[Any], bool]:
+        """The shapes of the results of a call, and whether later calls depend on it.
 
-        def traced(params: Params, variables: Variables, values: Any) -> list[Any]:
-            key = jax.random.key(0)
+        They do if the call changes variables, or its results depend on its key.
+        """
+        moved: list[str] = []
+
+        def traced(
+            params: Params, variables: Variables, values: Any, key: jax.Array
+        ) -> list[Any]:
             forward = Forward(
                 self.definition, params, variables, key, training=self.training
             )
-            return results(values, forward.model)
+            found = results(values, forward.model)
+            if self.training:
+                after, _ = forward.bound.harvest()
+                moved.extend(n for n, x in after.items() if x is not variables[n])
+            return found
 
-        return jax.eval_shape(traced, self.params, self.variables, structs)
+        arguments = (self.params, self.variables, structs, jax.random.key(0))
+        made = jax.make_jaxpr(traced, return_shape=True)(*arguments)
+        program, shapes = made
+        jaxpr: Any = program.jaxpr
+        return shapes, bool(moved) or is_used(jaxpr, jaxpr.invars[-1])
+
+
+def is_used(jaxpr: Any, variable: Any) -> bool:
+    """Whether a result of a jaxpr depends on one of its inputs."""
+    needed = {v for v in jaxpr.outvars if not hasattr(v, "val")}
+    for equation in reversed(jaxpr.eqns):
+        if needed & set(equation.outvars) or equation.effects:
+            needed |= {v for v in equation.invars if not hasattr(v, "val")}
+    return variable in needed
 
 
 class Form(NamedTuple):
@@ -165,7 +187,8 @@ class RecordedLoss:
                 for name, metric in zip(self.metrics, metrics, strict=True)
             },
             False,
-            (found, changed),
+            found,
+            (changed, [other.variables for other in batch.others]),
         )
 
 

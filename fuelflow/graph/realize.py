@@ -1,5 +1,6 @@
 """Running lazy arrays: several at once, by one program for each structure."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -168,5 +169,6 @@ def describe_nothing(leaves: Any) -> Table:
     return {}
 
 
-_log = CompileLog(is_strict=False)
+# A look at another expression is no program compiled twice.
+_log = CompileLog(is_strict=False, level=logging.INFO)
 _programs: Recent[Program] = Recent(MAX_PROGRAMS)

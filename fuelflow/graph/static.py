@@ -13,10 +13,11 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fuelflow.graph.library import is_library_function
-from fuelflow.graph.parts import assembler_of, parts_of
+from fuelflow.graph.library import is_library_function, is_own_class
+from fuelflow.graph.parts import Seen, assembler_of, parts_of
 from fuelflow.model.linen import Linen
 from fuelflow.model.nnx import is_nnx_module
 
@@ -54,6 +55,16 @@ class Reader:
         if self._is_data(value):
             self.data.append(value)
             return _DATA
+        return self._read_held(value, kind)
+
+    def _read_held(self, value: Any, kind: type) -> Hashable:
+        """A key for what is neither a plain value nor data."""
+        if isinstance(value, ARRAYS):  # where it cannot be handed out, its content
+            return _content_of(value)
+        if isinstance(value, Seen):
+            return self._apart(value.value)
+        if isinstance(value, type) and is_own_class(value):
+            return self._read_class(value)
         if isinstance(value, _FIXED):
             return value
         if id(value) in self._open:  # a function that calls itself
@@ -71,7 +82,8 @@ class Reader:
         parts = parts_of(value)
         if parts is not None:
             names, values, token = parts
-            return kind, token, names, tuple([self.read(part) for part in values])
+            head = self._read_class(kind) if is_own_class(kind) else kind
+            return head, token, names, tuple([self.read(part) for part in values])
         if isinstance(value, set | frozenset):
             return kind, frozenset([(type(part), part) for part in value])
         try:
@@ -79,6 +91,42 @@ class Reader:
         except TypeError:
             return _ById(value)
         return kind, value
+
+    def _read_class(self, kind: type) -> Hashable:
+        """A class of the user's, by what its attributes and methods are now."""
+        if id(kind) in self._open:
+            return kind
+        self._open.append(id(kind))
+        try:
+            return kind, tuple(
+                [
+                    (name, self._apart(attribute))
+                    for base in kind.__mro__
+                    if is_own_class(base)
+                    for name, attribute in vars(base).items()
+                    if not name.startswith("__") or name == "__call__"
+                ]
+            )
+        finally:
+            self._open.pop()
+
+    def _apart(self, value: Any) -> Hashable:
+        """A key for a value whose arrays cannot be replaced, and so belong to it."""
+        reader = Reader(_is_never_data)
+        reader._open = self._open
+        return reader.read(value)
+
+
+def _is_never_data(value: Any) -> bool:
+    del value
+    return False
+
+
+def _content_of(array: Any) -> Hashable:
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    values = np.asarray(array)
+    return "content", values.shape, values.dtype, values.tobytes()
 
 
 class _ById:
@@ -120,7 +168,7 @@ def _rebuild(
         return lambda found, _: next(found)
     if id(value) in above:  # a function that calls itself
         return functools.partial(_being_made, id(value), value)
-    is_whole = type(value) in _PLAIN_SET or isinstance(value, (float, *_FIXED))
+    is_whole = type(value) in _PLAIN_SET or isinstance(value, (float, Seen, *_FIXED))
     is_whole = is_whole or is_library_function(value)
     parts = None if is_whole else parts_of(value)
     if parts is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fuelflow._errors import StaleGraphError
 from fuelflow._types import Grads, Schedule
-from fuelflow.graph.expression import Ref, Stamp
+from fuelflow.graph.expression import Ref, Stamp, caller
 from fuelflow.graph.passes import Arguments, Form, RecordedLoss, other_passes
 from fuelflow.graph.realize import (
     MAX_PROGRAMS,
@@ -19,7 +19,7 @@ from fuelflow.graph.realize import (
 from fuelflow.graph.recent import Recent
 from fuelflow.graph.structure import Structure
 from fuelflow.step.checks import checked_rate
-from fuelflow.step.engine import Engine, Held
+from fuelflow.step.engine import Engine, Held, Seen
 from fuelflow.step.loop import TrainingLoop
 from fuelflow.step.optimizer import Factory, Transformation
 from fuelflow.step.outcome import StepOutcome
@@ -182,7 +182,7 @@ class Steps:
         self.state, outcome = dispatcher.advance(state, moving, packed, seen)
         if not loss._type.shape and len(forms["the loss"].refs()) == 1:
             loss._node.values[loss._index] = Promise(outcome, loss._type.dtype)
-        self._conclude(request, forms, fetch, seen.fetched)
+        self._conclude(request, forms, fetch, seen)
         # Their parameters are about to be gone, and so is the use of their inputs.
         for ref in (loss, *fetch):
             ref._node.release_if_known()
@@ -199,10 +199,10 @@ class Steps:
         arguments = request.arguments
         parts = (moving_part(state), fixed_part(state), arguments)
         if self._held is None:
-            self._held, fetched = request.programs.begin(arguments, *parts)
+            self._held, seen = request.programs.begin(arguments, *parts)
         else:
-            self._held, fetched = request.programs.add(arguments, self._held, *parts)
-        self._conclude(request, forms, wanted, fetched)
+            self._held, seen = request.programs.add(arguments, self._held, *parts)
+        self._conclude(request, forms, wanted, seen)
         self.stamp.looked.update([ref._node for ref in wanted])
         # What comes after this pass follows from variables that wait for the step.
         self.stamp.last_call = None
@@ -283,7 +283,7 @@ class Steps:
                 own,
                 definitions,
             )
-            programs = _make_programs(base, reader, structure, loss)
+            programs = _make_programs(base, reader, structure)
             self._programs.add(key, programs)
         settle_leaves(structure.leaves)
         passes = tuple([pass_of(other) for other in others])
@@ -309,15 +309,14 @@ class Steps:
         request: Request,
         forms: Mapping[str, Form],
         fetch: Sequence[Ref],
-        seen: Any,
+        seen: Seen,
     ) -> None:
         """Gives what was run its values, and other graphs their changed variables."""
-        fetched, changed = seen
-        for ref, value in zip(fetch, fetched, strict=True):
+        for ref, value in zip(fetch, seen.fetched, strict=True):
             ref._node.values[ref._index] = value
         for form in forms.values():
             form.value._node.used.add(form.value._index)
-        for stamp, variables in zip(request.others, changed, strict=True):
+        for stamp, variables in zip(request.others, seen.beside, strict=True):
             stamp.last_call = None
             if variables:
                 steps = stamp.graph._steps
@@ -333,11 +332,11 @@ class Steps:
 
 
 def _make_programs(
-    base: Programs, reader: RecordedLoss, structure: Structure, loss: Ref
+    base: Programs, reader: RecordedLoss, structure: Structure
 ) -> LossPrograms:
     engine = replace(base.engine, rules=replace(base.engine.rules, loss=reader))
     table = structure.table()
-    line = f"({loss._node.site})"
+    line = f"({caller(1)})"  # where the step is asked for
     return LossPrograms(
         engine,
         _program(f"step {line}", engine.step, base, table, (0,)),

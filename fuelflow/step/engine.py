@@ -49,10 +49,11 @@ class Fixed(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a step leaves to look at: arrays that it created, or was asked for."""
+    """What a step leaves besides: what it created, was asked for, or changed."""
 
     sown: Variables
     fetched: PyTree
+    beside: PyTree
 
 
 class Held(NamedTuple):
@@ -134,7 +135,10 @@ class Engine:
         packed = pack(
             numbers, params=self.trained_names, is_maskable=found.is_maskable.is_set
         )
-        return after, packed, Seen(found.sown, found.fetched)
+        beside, before = found.beside
+        if not self.rules.keeps_bad_updates:
+            beside = jax.tree.map(partial(jnp.where, is_finite), beside, before)
+        return after, packed, Seen(found.sown, found.fetched, beside)
 
     def run(
         self, moving: Moving, fixed: Fixed, batches: BatchTree | Stretch
@@ -172,16 +176,17 @@ class Engine:
 
     def begin(
         self, moving: Moving, fixed: Fixed, batch: BatchTree
-    ) -> tuple[Held, PyTree]:
-        """The first backward pass of several, and what was to be fetched."""
+    ) -> tuple[Held, Seen]:
+        """The first backward pass of several, and what it leaves besides."""
         found = self.harvest(moving, fixed, batch)
         one = jnp.int32(1)
         loss = _or_nan(found.loss)
-        return Held(loss, found.grads, found.variables, found.sown, one), found.fetched
+        held = Held(loss, found.grads, found.variables, found.sown, one)
+        return held, Seen(found.sown, found.fetched, found.beside[0])
 
     def add(
         self, held: Held, moving: Moving, fixed: Fixed, batch: BatchTree
-    ) -> tuple[Held, PyTree]:
+    ) -> tuple[Held, Seen]:
         """A further backward pass, whose loss and gradients are added."""
         moving = moving._replace(variables=held.variables)
         found = self.harvest(moving, fixed, batch, num_passes=held.num_passes)
@@ -192,7 +197,7 @@ class Engine:
             found.sown,
             held.num_passes + 1,
         )
-        return added, found.fetched
+        return added, Seen(found.sown, found.fetched, found.beside[0])
 
     def apply(
         self, moving: Moving, fixed: Fixed, held: Held
@@ -205,6 +210,7 @@ class Engine:
             held.variables,
             held.sown,
             (),
+            ((), ()),
             Flag(False),
         )
         return self.finish(moving, fixed, found)

@@ -31,6 +31,7 @@ class Harvest(NamedTuple):
     variables: Variables
     sown: Variables
     fetched: PyTree
+    beside: tuple[PyTree, PyTree]
     is_maskable: Flag
 
 
@@ -59,7 +60,9 @@ class Backward:
             forward = Forward(self.definition, params, variables, key, training=True)
             reading = self.loss.read(forward, seen, key, row_weight)
             kept, sown = forward.bound.harvest()
-            is_maskable = Flag(reading.is_maskable)
+            is_maskable = Flag(
+                reading.is_maskable and not _sees_whole_batch(variables, kept)
+            )
             found = Harvest(
                 reading.loss,
                 reading.metrics,
@@ -67,6 +70,7 @@ class Backward:
                 kept,
                 sown,
                 reading.fetched,
+                reading.beside,
                 is_maskable,
             )
             return reading.loss.mean, found
@@ -119,8 +123,17 @@ class Backward:
             variables,
             jax.tree.map(lambda x: x[-1], parts.sown),
             parts.fetched,
+            parts.beside,
             parts.is_maskable,
         )
+
+
+def _sees_whole_batch(before: Variables, after: Variables) -> bool:
+    """Whether a pass changed statistics, which rows of weight 0 would be part of."""
+    return any(
+        jnp.issubdtype(value.dtype, jnp.floating) and value is not before[name]
+        for name, value in after.items()
+    )
 
 
 def _wide(param: Array) -> jnp.dtype:

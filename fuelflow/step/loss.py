@@ -17,13 +17,15 @@ class LossReading(NamedTuple):
     """What one call of a loss function said, as weighted means.
 
     ``is_maskable`` is true if every value can be told apart by row, so that rows of
-    weight 0 change none of them. ``fetched`` are arrays that ride along.
+    weight 0 change none of them. ``fetched`` are arrays that ride along; ``beside`` are
+    others that the pass changed, after and before it, which go the way of the state.
     """
 
     loss: Mean
     metrics: dict[str, Mean]
     is_maskable: bool
     fetched: Any = ()
+    beside: tuple[Any, Any] = ((), ())
 
 
 class LossReader(Protocol):

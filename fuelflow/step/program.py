@@ -18,6 +18,12 @@ logger = logging.getLogger("fuelflow")
 _config: Any = jax.config
 
 
+_UNNAMED = (
+    "something of no name: the structure of the model or batch, a setting that a "
+    "recorded function reads, or which of its arrays are one"
+)
+
+
 @dataclass(frozen=True)
 class CompileRecord:
     """One compilation of one program.
@@ -52,9 +58,11 @@ class CompileLog:
 
     Args:
         is_strict: Whether a program's second compilation is an error.
+        level: Level at which a further compilation is logged.
     """
 
-    def __init__(self, *, is_strict: bool) -> None:
+    def __init__(self, *, is_strict: bool, level: int = logging.WARNING) -> None:
+        self._level = level
         self.records: list[CompileRecord] = []
         self._is_strict = is_strict
         self._tables: dict[str, list[Table]] = {}
@@ -69,9 +77,7 @@ class CompileLog:
         known = self._tables.get(program)
         if not known:
             return ()
-        changes = tuple(nearest_changes(known, table)) or (
-            "the structure of the model or batch, or where it is",
-        )
+        changes = tuple(nearest_changes(known, table)) or (_UNNAMED,)
         if self._is_strict:
             raise RecompileError(program, changes)
         return changes
@@ -86,9 +92,10 @@ class CompileLog:
         )
         if record.changes and kind not in self._warned:
             self._warned.add(kind)
-            logger.warning(
-                "compiled the program `%s` again, in %.2f s: %s. Further ones for the "
-                "same leaves are in loop.compiles, without a warning",
+            logger.log(
+                self._level,
+                "compiled the program `%s` again, in %.2f s: %s. Further ones of the "
+                "kind are in `compiles`, without a warning",
                 record.program,
                 record.seconds,
                 record.reason,

@@ -49,8 +49,9 @@ class Programs:
     def rows_of(self, batch: Batch, state: TrainState) -> Rows:
         """A loader's batch as `step` takes it.
 
-        One that was filled up stays so if the loss can tell its rows apart; if not, it
-        runs at its own shape.
+        One that was filled up stays so if the loss can tell its rows apart, and the
+        model keeps no statistics of them, as BatchNorm does; if not, it runs at its own
+        shape.
         """
         if batch.is_filled_up and not self._masks_step(batch, state):
             return batch.true_rows()

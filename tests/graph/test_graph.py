@@ -257,7 +257,7 @@ def test_a_loop_with_its_loss_written_inline_compiles_once(
 
     here = test_a_loop_with_its_loss_written_inline_compiles_once
     assert [r.program for r in graph.compiles] == [
-        f"step (test_graph.py:{line_of(here, 9)})"
+        f"step (test_graph.py:{line_of(here, 10)})"
     ]
     assert compile_counter.compiled.count("jit(step)") == 1
 

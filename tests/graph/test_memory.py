@@ -65,9 +65,9 @@ def test_steps_compile_once_and_keep_memory_flat(
     assert graph.training_step == steps + 100
     assert np.isfinite(float(total))
     # The outcomes that the loop has not looked at are at most 64; a kept step would
-    # hold a kilobyte, and an array, each.
+    # hold a kilobyte, and an array, each. Python's own tables grow by some bytes.
     assert len(jax.live_arrays()) - arrays < 100
-    assert grown < 150_000
+    assert grown < 140_000 + 20 * steps
 
 
 @pytest.mark.parametrize("reads", [True, False])

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from problems import KINDS, assert_bitwise, cross_entropy, make_batches
 
 import fuelflow as ff
@@ -85,6 +86,32 @@ def test_a_scalar_loss_runs_the_tail_at_its_own_shape():
     assert_bitwise(state.params, expected.params)
     assert len(loop.compiles) == 2
     assert 'batch["x"]: f32[16,12] → f32[5,12]' in loop.compiles[1].reason
+
+
+class Normed(nnx.Module):
+    def __init__(self):
+        self.norm = nnx.BatchNorm(12, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(12, 5, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.head(self.norm(x))
+
+
+def test_statistics_of_a_batch_see_no_row_that_fills_it_up():
+    def normed_loss(model, batch):
+        return cross_entropy(model(batch["x"]), batch["y"])
+
+    full, short = epoch_with_tail(count=2)
+    naive, loop = make_loop(normed_loss), make_loop(normed_loss)
+    expected, state = naive.init(Normed()), loop.init(Normed())
+    for batch in [*full, short]:
+        expected, _ = naive.step(expected, batch)
+        state, _ = loop.step(state, padded(batch, 16))
+
+    for name, value in expected.variables.items():
+        np.testing.assert_allclose(state.variables[name], value, rtol=1e-5)
+    for name, param in expected.params.items():
+        np.testing.assert_allclose(state.params[name], param, rtol=1e-3, atol=1e-4)
 
 
 def test_an_unweighted_batch_gives_the_bits_of_a_dict():
