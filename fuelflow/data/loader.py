@@ -49,8 +49,9 @@ class DataLoader:
     epoch carry a weight, so one compiled program serves them all. A loss that gives no
     value for each row, or a model that keeps statistics of the batch as BatchNorm does,
     is given the true rows alone, which compiles once more. Where rows see each other
-    otherwise, as in a contrastive loss, pass ``False``. With ``False`` the last batch is smaller; with ``True`` they are dropped.
-    An epoch shorter than a batch is one batch of its own size.
+    otherwise, as in a contrastive loss, pass ``False``: then the last batch is smaller.
+    With ``True`` those rows are dropped. An epoch shorter than a batch is one batch of
+    its own size.
 
     A stream is a function that gives a new iterator of rows whenever it is called; if
     it has a ``__len__``, that many. One thread reads it. To continue inside an epoch it
