@@ -26,7 +26,7 @@ class Inputs:
         names: The inputs, in order, without those that tell the mode.
         required: Those that have no default.
         mode: The inputs that tell the mode.
-        takes_any: Whether it takes any number of inputs by position.
+        takes_any: Whether it takes inputs by position that have no names.
     """
 
     def __init__(
@@ -64,13 +64,11 @@ class Inputs:
         """
         if entry not in fields:
             raise UnwiredInputError(entry, "the entry", self.names, fields)
-        if not self.names and self.takes_any:
-            return {UNNAMED: entry}
-        if not self.names:
+        if not self.names and not self.takes_any:
             raise UnwiredInputError(
                 entry, "the model takes no input, so the entry", self.names, fields
             )
-        first, *others = self.names
+        first, *others = [UNNAMED, *self.names] if self.takes_any else self.names
         if entry in others:
             first, others = entry, [n for n in self.names if n != entry]
         wiring = {first: entry}
@@ -98,7 +96,8 @@ def inputs_of(function: Any, *, skip: int) -> Inputs:
         [p.name for p in inputs],
         [p.name for p in inputs if p.default is p.empty],
         mode,
-        takes_any=any(p.kind is p.VAR_POSITIONAL for p in parameters),
+        takes_any=any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        and all(p.kind is p.KEYWORD_ONLY for p in inputs),
     )
 
 
