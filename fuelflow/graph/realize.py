@@ -169,6 +169,6 @@ def describe_nothing(leaves: Any) -> Table:
     return {}
 
 
-# A look at another expression is no program compiled twice.
-_log = CompileLog(is_strict=False, level=logging.INFO)
+# The same line for another graph is no program compiled twice.
+_log = CompileLog(is_strict=False, unnamed_level=logging.INFO)
 _programs: Recent[Program] = Recent(MAX_PROGRAMS)

@@ -58,11 +58,14 @@ class CompileLog:
 
     Args:
         is_strict: Whether a program's second compilation is an error.
-        level: Level at which a further compilation is logged.
+        unnamed_level: Level at which a further compilation is logged that no change of
+            a name explains.
     """
 
-    def __init__(self, *, is_strict: bool, level: int = logging.WARNING) -> None:
-        self._level = level
+    def __init__(
+        self, *, is_strict: bool, unnamed_level: int = logging.WARNING
+    ) -> None:
+        self._unnamed_level = unnamed_level
         self.records: list[CompileRecord] = []
         self._is_strict = is_strict
         self._tables: dict[str, list[Table]] = {}
@@ -92,8 +95,9 @@ class CompileLog:
         )
         if record.changes and kind not in self._warned:
             self._warned.add(kind)
+            is_named = record.changes != (_UNNAMED,)
             logger.log(
-                self._level,
+                logging.WARNING if is_named else self._unnamed_level,
                 "compiled the program `%s` again, in %.2f s: %s. Further ones of the "
                 "kind are in `compiles`, without a warning",
                 record.program,
