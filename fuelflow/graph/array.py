@@ -197,7 +197,7 @@ class Lazy(Ref):
 
     def __getattr__(self, name: str) -> Any:
         if name in _PROPERTIES:
-            return call(_property_reader(name), (self,), {})
+            return call(_READERS[name], (self,), {})
         raise AttributeError(
             f"a lazy array has no attribute `{name}`; `x.realize()` is the array itself"
         )
@@ -232,7 +232,8 @@ class AtIndex:
             raise AttributeError(f"`x.at[index]` has no method `{name}`")
 
         def record_update(*args: Any, **kwargs: Any) -> Lazy:
-            return call(_update(name), (self._array, self._index, *args), kwargs)
+            inputs = (self._array, self._index, *args)
+            return call(_UPDATE_FUNCTIONS[name], inputs, kwargs)
 
         return record_update
 
@@ -339,10 +340,6 @@ def _method_caller(name: str) -> Callable[..., Any]:
     return _named(name, method)
 
 
-def _property_reader(name: str) -> Any:
-    return _READERS[name]
-
-
 def _make_reader(name: str) -> Callable[..., Any]:
     return _named(name, lambda array: getattr(array, name))
 
@@ -360,10 +357,6 @@ def _make_update(name: str) -> Callable[..., Any]:
 
 
 _UPDATE_FUNCTIONS = {name: _make_update(name) for name in _UPDATES}
-
-
-def _update(name: str) -> Callable[..., Any]:
-    return _UPDATE_FUNCTIONS[name]
 
 
 def _add_methods() -> None:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fuelflow.graph.recent import Recent
 from fuelflow.graph.static import ARRAYS, Reader, make_rebuild, name_of, text_of
-from fuelflow.model.definition import is_array
-from fuelflow.step.spec import leaf_text
+from fuelflow.step.spec import leaf_text, require_array
 
 MAX_OPERATIONS = 4096
 """Operations remembered. One that is found anew is another to every program."""
@@ -255,14 +255,12 @@ def type_of_data(value: Any) -> Type:
     """
     if isinstance(value, Ref):
         return value._type
-    found = _types.get((value.shape, value.dtype, getattr(value, "weak_type", False)))
-    if found is not None:
-        return found
-    if not is_array(value):
-        raise TypeError(
-            f"an argument of a lazy function must be numeric, got dtype {value.dtype}"
-        )
-    return type_of(value.shape, value.dtype, getattr(value, "weak_type", False))
+    kind = (value.shape, value.dtype, getattr(value, "weak_type", False))
+    found = _types.get(kind)
+    if found is None or type(value) is np.ma.MaskedArray:
+        require_array("an argument of a lazy function", value)
+        found = type_of(*kind)
+    return found
 
 
 def record(

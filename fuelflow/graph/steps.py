@@ -19,7 +19,7 @@ from fuelflow.graph.realize import (
 from fuelflow.graph.recent import Recent
 from fuelflow.graph.structure import Structure
 from fuelflow.step.checks import checked_rate
-from fuelflow.step.engine import Engine, Held, Seen
+from fuelflow.step.engine import Held, Seen
 from fuelflow.step.loop import TrainingLoop
 from fuelflow.step.optimizer import Factory, Transformation
 from fuelflow.step.outcome import StepOutcome
@@ -34,14 +34,12 @@ class LossPrograms:
     """The programs of one structure of a loss.
 
     Attributes:
-        engine: The pure functions.
         step: A step over it.
         grads: Its gradients alone.
         begin: Its gradients, held for a later step.
         add: Its gradients, added to those that are held.
     """
 
-    engine: Engine
     step: Program
     grads: Program
     begin: Program
@@ -53,13 +51,11 @@ class Request:
     """A loss that something is to be done with.
 
     Attributes:
-        structure: What it and the fetched values need.
         arguments: The arrays to run it on.
         programs: The programs of its structure.
         others: Other graphs' parameters that it runs through.
     """
 
-    structure: Structure
     arguments: Arguments
     programs: LossPrograms
     others: list[Stamp]
@@ -201,7 +197,9 @@ class Steps:
         if self._held is None:
             self._held, seen = request.programs.begin(arguments, *parts)
         else:
-            self._held, seen = request.programs.add(arguments, self._held, *parts)
+            held = self._held
+            # What was sown differs from loss to loss, and is part of the signature.
+            self._held, seen = request.programs.add((arguments, held), held, *parts)
         self._conclude(request, forms, wanted, seen)
         self.stamp.looked.update([ref._node for ref in wanted])
         # What comes after this pass follows from variables that wait for the step.
@@ -220,7 +218,7 @@ class Steps:
             self._apply = _program("apply", base.engine.apply, base, {}, (0,))
         arguments = (moving_part(state), fixed_part(state), self._held)
         self.state, outcome = self.loop._dispatcher.advance(
-            state, *self._apply((), *arguments)
+            state, *self._apply(self._held, *arguments)
         )
         self._held = None
         self._count()
@@ -288,7 +286,7 @@ class Steps:
         settle_leaves(structure.leaves)
         passes = tuple([pass_of(other) for other in others])
         arguments = Arguments(tuple(structure.leaves), passes)
-        return Request(structure, arguments, programs, others)
+        return Request(arguments, programs, others)
 
     def _require_own(self, loss: Ref) -> None:
         node = loss._node
@@ -338,7 +336,6 @@ def _make_programs(
     table = structure.table()
     line = f"({caller(1)})"  # where the step is asked for
     return LossPrograms(
-        engine,
         _program(f"step {line}", engine.step, base, table, (0,)),
         _program(f"grads {line}", engine.grads, base, table, ()),
         _program(f"backward {line}", engine.begin, base, table, ()),

@@ -275,15 +275,13 @@ def weight_of_rows(size: int, held: int) -> np.ndarray:
     return (np.arange(held) < size).astype(np.float32)
 
 
-def filled_up(fields: dict[str, Any], held: int) -> dict[str, Any]:
-    """Fields with their last row repeated up to ``held`` rows."""
+def filled_up(fields: Any, held: int) -> Any:
+    """A tree of fields, each with its last row repeated up to ``held`` rows."""
 
     def fill(values: Field) -> Field:
         rows = np.minimum(np.arange(held), values.shape[0] - 1)
-        return (
-            jnp.take(values, rows, axis=0)
-            if isinstance(values, jax.Array)
-            else values[rows]
-        )
+        if isinstance(values, jax.Array):
+            return jnp.take(values, rows, axis=0)
+        return values[rows]
 
-    return {name: fill(values) for name, values in fields.items()}
+    return jax.tree.map(fill, fields)

@@ -1,16 +1,14 @@
 """Evaluation: the weighted means of a data set, whatever its batches' sizes."""
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fuelflow._types import Array
 from fuelflow._types import Batch as BatchTree
-from fuelflow.step.batch import Batch
+from fuelflow.step.batch import Batch, filled_up, weight_of_rows
 from fuelflow.step.outcome import Evaluation
 from fuelflow.step.packing import Layout, Packed
 from fuelflow.step.programs import Programs, still_part
@@ -83,8 +81,8 @@ def _fill_up(programs: Programs, batch: BatchTree) -> tuple[BatchTree, np.ndarra
     size = _find_larger(programs, batch)
     if size is None:
         return _whole(batch)
-    weight = (np.arange(size) < num_rows(batch)).astype(np.float32)
-    return jax.tree.map(partial(_fill, size=size), batch), weight
+    weight = weight_of_rows(num_rows(batch), size)
+    return filled_up(batch, size), weight
 
 
 def _whole(batch: BatchTree) -> tuple[BatchTree, np.ndarray]:
@@ -112,9 +110,3 @@ def _rows_agree(one: BatchTree, other: BatchTree) -> bool:
         return treedef, [leaf.shape[1:] for leaf in leaves], dtypes
 
     return rows(one) == rows(other)
-
-
-def _fill(leaf: np.ndarray | jax.Array, size: int) -> np.ndarray | jax.Array:
-    """A leaf with its last row repeated up to ``size`` rows."""
-    rows = np.minimum(np.arange(size), leaf.shape[0] - 1)
-    return jnp.take(leaf, rows, axis=0) if isinstance(leaf, jax.Array) else leaf[rows]

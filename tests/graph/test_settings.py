@@ -134,3 +134,35 @@ def test_two_losses_through_one_helper_are_two_programs(other):
             graph.step(square(graph(X) - 1.0))
 
     assert len(graph.compiles) == (2 if other else 1)
+
+
+class Sower(nn.Module):
+    @nn.compact
+    def __call__(self, x, sows):
+        if sows:
+            self.sow("intermediates", "seen", x)
+        return nn.Dense(1)(x)
+
+
+def test_gradients_add_up_over_losses_that_sow_other_things():
+    x = np.ones((4, 2), np.float32)
+    variables = Sower().init(jax.random.key(0), x, sows=False)
+    graph = ff.Graph(ff.Linen(Sower(), variables, mutable=("intermediates",)))
+    graph.set_optimizer(optax.sgd)
+    graph.set_lr(0.1)
+
+    steps = []
+    for passes in ((False, True), (True, False), (False, False)):
+        for sows in passes:
+            graph.backward(graph(x, sows=sows).mean())
+        steps.append(graph.step().global_step)
+
+    assert steps == [1, 2, 3]
+
+
+def test_a_masked_array_is_refused_even_if_its_kind_is_known():
+    double = ff.lazy(lambda x: x * 2)
+    assert double(X).tolist() == [2, 2]
+
+    with pytest.raises(TypeError, match="must have no mask"):
+        double(np.ma.masked_array(X, [True, False]))
