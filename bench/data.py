@@ -15,28 +15,17 @@ quartiles of the ratio within a round.
     python bench/data.py [--smoke] [--json PATH]
 """
 
-import argparse
 import importlib
 import importlib.util
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from timing import (
-    Row,
-    Target,
-    interleaved,
-    machine,
-    make_row,
-    table,
-    write_json,
-)
+from timing import Row, Target, interleaved, make_parser, make_row, report
 
 from fuelflow.data.loader import DataLoader
 
@@ -244,21 +233,10 @@ PARTS = (rate_rows, peer_rows, hiding_rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Times a loader against its peers.")
-    parser.add_argument("--smoke", action="store_true", help="a few batches of each")
-    parser.add_argument(
-        "--json", type=Path, default=Path(__file__).with_suffix(".json")
-    )
-    arguments = parser.parse_args()
+    arguments = make_parser("Times a loader against its peers.", __file__).parse_args()
     size = SMOKE if arguments.smoke else FULL
-    facts = {
-        **machine(),
-        **{name: version(name) for name in PEERS if is_installed(name)},
-    }
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    rows = [row for part in PARTS for row in part(size)]
-    print(table(rows))
-    write_json(arguments.json, rows)
+    rows = (row for part in PARTS for row in part(size))
+    report(rows, arguments.json, [name for name in PEERS if is_installed(name)])
 
 
 if __name__ == "__main__":

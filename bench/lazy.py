@@ -8,12 +8,10 @@ optimizer. Then ten thousand steps say what was compiled and how much memory was
     python bench/lazy.py [--smoke] [--json PATH]
 """
 
-import argparse
 import gc
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,7 +29,7 @@ from peers import (
     make_params,
 )
 from step import HAND, SMALL, WIDTH, make_step_loop, on_device
-from timing import Row, Target, interleaved, machine, make_row, table, write_json
+from timing import Row, Target, interleaved, make_parser, make_row, report
 
 import fuelflow as ff
 
@@ -140,18 +138,13 @@ def print_long_run(size: Size) -> None:
     )
 
 
+PARTS = (step_rows, nnx_rows)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Times lazy steps against peers.")
-    parser.add_argument("--smoke", action="store_true", help="a few steps of each row")
-    parser.add_argument(
-        "--json", type=Path, default=Path(__file__).with_suffix(".json")
-    )
-    arguments = parser.parse_args()
+    arguments = make_parser("Times lazy steps against peers.", __file__).parse_args()
     size = SMOKE if arguments.smoke else FULL
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
-    rows = [row for part in (step_rows, nnx_rows) for row in part(size)]
-    print(table(rows))
-    write_json(arguments.json, rows)
+    report((row for part in PARTS for row in part(size)), arguments.json)
     print_long_run(size)
 
 

@@ -12,14 +12,12 @@ interpreters.
     python bench/step.py [--smoke] [--json PATH] [--profile]
 """
 
-import argparse
 import cProfile
 import pstats
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -41,15 +39,7 @@ from peers import (
     make_params,
     module_loss,
 )
-from timing import (
-    Row,
-    Target,
-    interleaved,
-    machine,
-    make_row,
-    table,
-    write_json,
-)
+from timing import Row, Target, interleaved, make_parser, make_row, report
 
 import fuelflow as ff
 
@@ -313,18 +303,11 @@ def print_profile(num_steps: int = 20_000) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Times a step against its peers.")
-    parser.add_argument("--smoke", action="store_true", help="a few steps of each row")
-    parser.add_argument(
-        "--json", type=Path, default=Path(__file__).with_suffix(".json")
-    )
+    parser = make_parser("Times a step against its peers.", __file__)
     parser.add_argument("--profile", action="store_true", help="host time by function")
     arguments = parser.parse_args()
     size = SMOKE if arguments.smoke else FULL
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
-    rows = [row for part in PARTS for row in part(size)]
-    print(table(rows))
-    write_json(arguments.json, rows)
+    report((row for part in PARTS for row in part(size)), arguments.json)
     if arguments.profile:
         print_profile()
 

@@ -1,5 +1,6 @@
 """Side-by-side timing: interleaved repeats of several cases, and a row per claim."""
 
+import argparse
 import gc
 import json
 import math
@@ -8,7 +9,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -167,10 +168,26 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def write_json(path: Path, rows: Sequence[Row]) -> None:
-    """Writes versions, hardware and rows to one file."""
+def make_parser(description: str, script: str) -> argparse.ArgumentParser:
+    """The options that every benchmark has; its rows are written beside the script."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--smoke", action="store_true", help="a little of each row")
+    parser.add_argument("--json", type=Path, default=Path(script).with_suffix(".json"))
+    return parser
+
+
+def report(rows: Iterable[Row], path: Path, packages: Sequence[str] = ()) -> None:
+    """Measures rows, and prints and writes them with the versions they belong to."""
+    facts = {**machine(), **{name: version(name) for name in packages}}
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    measured = list(rows)
+    print(table(measured))
+    _write_json(path, facts, measured)
+
+
+def _write_json(path: Path, facts: Mapping[str, Any], rows: Sequence[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {**machine(), "rows": [_record(row) for row in rows]}
+    document = {**facts, "rows": [_record(row) for row in rows]}
     path.write_text(json.dumps(document, indent=2) + "\n")
 
 
