@@ -4,7 +4,7 @@ import itertools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ class Stamp:
 
     __slots__ = (
         *("__weakref__", "_graph", "alone", "is_stale"),
-        *("last_call", "looked", "step"),
+        *("_looked", "last_call", "step"),
     )
 
     def __init__(self, graph: Any, step: int) -> None:
@@ -66,7 +66,7 @@ class Stamp:
         self.step = step
         self.is_stale = False
         # Nodes realized under it, which may let go of their inputs once it is stale.
-        self.looked: weakref.WeakSet[Node] = weakref.WeakSet()
+        self._looked: weakref.WeakSet[Node] | None = None
         # The last call that changed the model's variables, which the next comes after.
         self.last_call: Node | None = None
         self.alone: tuple[Stamp, ...] = (self,)
@@ -81,9 +81,15 @@ class Stamp:
         self.is_stale = True
         self.last_call = None
         self.alone = ()
-        for node in self.looked:
+        for node in self._looked or ():
             node.release()
-        self.looked.clear()
+        self._looked = None
+
+    def look(self, nodes: Iterable["Node"]) -> None:
+        """Takes note of nodes that were realized under these parameters."""
+        if self._looked is None:  # most steps need none
+            self._looked = weakref.WeakSet()
+        self._looked.update(nodes)
 
 
 class Site(NamedTuple):
@@ -283,16 +289,19 @@ def record(
     Raises:
         TypeError: If an argument is an array of no numbers, or a model.
     """
-    quick = _quick_key(args) if function_key is not None and not kwargs else None
-    if quick is not None:
-        head, inputs = function_key, quick[1]
-        key: Hashable = (head, model and model.key, quick[0])
-    else:
+    reader = None
+    if function_key is None:
         reader = Reader(is_data)
+        function_key = reader.read(function)
+    quick = None if kwargs or (reader and reader.data) else _quick_key(args)
+    if quick is not None:
+        kinds, inputs = quick
+        key: Hashable = (function_key, model and model.key, kinds)
+    else:
+        reader = reader or Reader(is_data)
         read = reader.read
-        head = read(function) if function_key is None else function_key
         key = (
-            head,
+            function_key,
             model and model.key,
             tuple([read(value) for value in args]),
             tuple([(name, read(value)) for name, value in kwargs.items()]),
@@ -301,7 +310,9 @@ def record(
         inputs = tuple(reader.data)
     operation = _operations.get(key)
     if operation is None:
-        operation = _make_operation((function, args, kwargs), inputs, model, head)
+        operation = _make_operation(
+            (function, args, kwargs), inputs, model, function_key
+        )
         _operations.add(key, operation)
     return operation, inputs
 

@@ -178,7 +178,7 @@ def _parts_of_function(function: types.FunctionType) -> Parts:
     readable = {} if is_library else function.__globals__
     read = {
         f"global {name}": readable[name]
-        for name in _global_names(code)
+        for name in global_names(code)
         if name in readable
     }
     seen = {
@@ -258,7 +258,7 @@ def _is_own_module(value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _global_names(code: types.CodeType) -> tuple[str, ...]:
+def global_names(code: types.CodeType) -> tuple[str, ...]:
     """Names that code, or code inside it, reads from the globals."""
     names = dict.fromkeys(
         instruction.argval
@@ -267,7 +267,7 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
     )
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names.update(dict.fromkeys(_global_names(constant)))
+            names.update(dict.fromkeys(global_names(constant)))
     return tuple(names)
 
 

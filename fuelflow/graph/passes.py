@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fuelflow._types import Array, Params, Variables
-from fuelflow.graph.expression import Ref, Stamp
+from fuelflow.graph.expression import Ref
 from fuelflow.graph.realize import Pass, forward_of
 from fuelflow.graph.structure import Recipe
 from fuelflow.model.definition import Definition
@@ -196,8 +196,3 @@ def _read(form: Any, what: str, *, is_loss: bool = True) -> Any:
     value = form.value if isinstance(form, Weighted) else form
     num_rows = jnp.shape(value)[0] if jnp.ndim(value) else 1
     return read_form(form, what, num_rows, None, is_loss=is_loss)
-
-
-def other_passes(stamps: Sequence[Stamp], own: int) -> list[Stamp]:
-    """The sets of parameters that are not stepped."""
-    return [stamp for number, stamp in enumerate(stamps) if number != own]

@@ -105,7 +105,7 @@ def _run(refs: Sequence[Ref]) -> None:
         node.values[ref._index] = value
         fresh = [stamp for stamp in node.stamps if not stamp.is_stale]
         for stamp in fresh:
-            stamp.looked.add(node)
+            stamp.look([node])
         if not fresh:
             node.release_if_known()
 

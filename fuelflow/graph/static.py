@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuelflow.graph.library import is_library_function, is_own_class
-from fuelflow.graph.parts import Seen, assembler_of, parts_of
+from fuelflow.graph.parts import Seen, assembler_of, global_names, parts_of
+from fuelflow.graph.recent import Recent
 from fuelflow.model.linen import Linen
 from fuelflow.model.nnx import is_nnx_module
 
@@ -77,13 +78,22 @@ class Reader:
             self._open.pop()
 
     def _read_compound(self, value: Any, kind: type) -> Hashable:
-        if is_library_function(value):
-            return value
+        if kind is types.FunctionType:
+            if is_library_function(value):
+                return value
+            known = _known_key(value)
+            if known is not None:
+                return known
         parts = parts_of(value)
         if parts is not None:
             names, values, token = parts
             head = self._read_class(kind) if is_own_class(kind) else kind
-            return head, token, names, tuple([self.read(part) for part in values])
+            key = head, token, names, tuple([self.read(part) for part in values])
+            if kind is types.FunctionType and not any(
+                isinstance(part, Seen) for part in values
+            ):
+                _remember_key(value, key)
+            return key
         if isinstance(value, set | frozenset):
             return kind, frozenset([(type(part), part) for part in value])
         try:
@@ -115,6 +125,46 @@ class Reader:
         reader = Reader(_is_never_data)
         reader._open = self._open
         return reader.read(value)
+
+
+# Keys of functions that hold nothing but what cannot change: reading them again comes
+# down to looking whether the same globals are there.
+_ABSENT = object()
+_NUMBERS = (float, complex)  # and not NumPy's, which are data
+_known: Recent[tuple[tuple[tuple[str, Any], ...], Hashable]] = Recent(4096)
+
+
+def _known_key(function: types.FunctionType) -> Hashable:
+    """The key of a function that was read before and is as it was; None if not."""
+    if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
+        return None
+    found = _known.get(function.__code__)
+    if found is None:
+        return None
+    reads, key = found
+    there = function.__globals__
+    for name, value in reads:
+        if there.get(name, _ABSENT) is not value:
+            return None
+    return key
+
+
+def _remember_key(function: types.FunctionType, key: Hashable) -> None:
+    if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
+        return
+    there = function.__globals__
+    reads = [(n, there.get(n, _ABSENT)) for n in global_names(function.__code__)]
+    if all(_cannot_change(value) for _, value in reads):
+        _known.add(function.__code__, (tuple(reads), key))
+
+
+def _cannot_change(value: Any) -> bool:
+    """Whether a value is the same as long as it is the same object."""
+    if isinstance(value, type):
+        return not is_own_class(value)
+    if value is _ABSENT or type(value) in _NUMBERS or type(value) in _PLAIN_SET:
+        return True
+    return isinstance(value, _FIXED) or is_library_function(value)
 
 
 def _is_never_data(value: Any) -> bool:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from fuelflow._errors import StaleGraphError
 from fuelflow._types import Grads, Schedule
 from fuelflow.graph.expression import Ref, Stamp, caller
-from fuelflow.graph.passes import Arguments, Form, RecordedLoss, other_passes
+from fuelflow.graph.passes import Arguments, Form, RecordedLoss
 from fuelflow.graph.realize import (
     MAX_PROGRAMS,
     Promise,
@@ -46,8 +46,7 @@ class LossPrograms:
     add: Program
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A loss that something is to be done with.
 
     Attributes:
@@ -201,7 +200,7 @@ class Steps:
             # What was sown differs from loss to loss, and is part of the signature.
             self._held, seen = request.programs.add((arguments, held), held, *parts)
         self._conclude(request, forms, wanted, seen)
-        self.stamp.looked.update([ref._node for ref in wanted])
+        self.stamp.look([ref._node for ref in wanted])
         # What comes after this pass follows from variables that wait for the step.
         self.stamp.last_call = None
 
@@ -266,27 +265,21 @@ class Steps:
         refs = [ref for form in forms.values() for ref in form.refs()]
         structure = Structure([*refs, *fetch], through=stamp)
         own = structure.stamps.index(stamp)
-        others = other_passes(structure.stamps, own)
+        others = structure.stamps[:own] + structure.stamps[own + 1 :]
+        definitions = [other.graph.definition for other in others]
         weights = tuple([form.weight is not None for form in forms.values()])
-        names = tuple(forms)[1:]
-        definitions = tuple([other.graph.definition for other in others])
         # A program keeps its definitions alive: no other has their identity.
-        key = (structure.key, weights, names, own, tuple(map(id, definitions)))
+        key = (structure.key, weights, tuple(forms), own, *map(id, definitions))
         programs = self._programs.get(key)
         if programs is None:
             reader = RecordedLoss(
-                structure.recipe(),
-                weights,
-                names,
-                own,
-                definitions,
+                structure.recipe(), weights, tuple(forms)[1:], own, tuple(definitions)
             )
             programs = _make_programs(base, reader, structure)
             self._programs.add(key, programs)
         settle_leaves(structure.leaves)
         passes = tuple([pass_of(other) for other in others])
-        arguments = Arguments(tuple(structure.leaves), passes)
-        return Request(arguments, programs, others)
+        return Request(Arguments(tuple(structure.leaves), passes), programs, others)
 
     def _require_own(self, loss: Ref) -> None:
         node = loss._node

@@ -1,12 +1,17 @@
 """What several lazy arrays need to be run: calls in order, and their arrays."""
 
-from collections.abc import Hashable, Iterable, Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fuelflow._errors import StaleGraphError
 from fuelflow.graph.expression import Node, Operation, Ref, Stamp
 from fuelflow.step.forward import Forward
 from fuelflow.step.spec import Table
+
+Step = tuple[Operation, tuple[tuple[int, int] | None, ...], int, bool]
+"""A call: operation, where each input is from (a call and which of its results; None
+for the next leaf), the set of parameters it uses (-1 for none), and its mode."""
 
 
 class Structure:
@@ -17,11 +22,11 @@ class Structure:
     Attributes:
         key: Operations and how they are connected.
         nodes: The calls, in the order of recording.
-        leaves: The arrays they run on.
+        leaves: The arrays they run on, in the order in which they are used.
         stamps: The sets of parameters they use.
     """
 
-    __slots__ = ("_steps", "_wanted", "key", "leaves", "nodes", "stamps")
+    __slots__ = ("key", "leaves", "nodes", "stamps")
 
     def __init__(self, outputs: Sequence[Ref], *, through: Stamp | None = None) -> None:
         """Collects what the outputs need.
@@ -35,44 +40,43 @@ class Structure:
             StaleGraphError: If a call of a model is needed whose parameters moved on.
         """
         self.nodes = _needed(outputs, through)
-        places = {id(node): number for number, node in enumerate(self.nodes)}
         self.leaves: list[Any] = []
         self.stamps: list[Stamp] = []
-        leaf_places: dict[int, int] = {}
-        stamp_places: dict[int, int] = {}
-
-        def source(value: Any) -> tuple[int, int]:
-            """Node and index of an input; node -1 for a leaf."""
-            if isinstance(value, Ref):
-                node = value._node
-                if not _is_known(value, through):
-                    return places[id(node)], value._index
-                value = node.values[value._index]
-            place = leaf_places.get(id(value))
-            if place is None:
-                place = leaf_places[id(value)] = len(self.leaves)
-                self.leaves.append(value)
-            return -1, place
-
-        steps = []
-        for node in self.nodes:
+        places: dict[Node, int] = {}
+        steps: list[Step] = []
+        for place, node in enumerate(self.nodes):
+            places[node] = place
+            assert node.inputs is not None
+            sources = self._sources(node.inputs, places, through)
             stamp = node.call_stamp
             call = -1
             if stamp is not None:
-                call = stamp_places.get(id(stamp), -1)
-                if call < 0:
-                    call = stamp_places[id(stamp)] = len(self.stamps)
+                if stamp not in self.stamps:
                     self.stamps.append(stamp)
-            assert node.inputs is not None
-            sources = tuple([source(value) for value in node.inputs])
+                call = self.stamps.index(stamp)
             steps.append((node.operation, sources, call, node.training))
-        self._wanted = tuple([source(ref) for ref in outputs])
-        self._steps = tuple(steps)
-        self.key: Hashable = (self._steps, self._wanted)
+        wanted = self._sources(outputs, places, through)
+        self.key: tuple[tuple[Step, ...], Any] = tuple(steps), wanted
+
+    def _sources(
+        self, values: Sequence[Any], places: dict[Node, int], through: Stamp | None
+    ) -> tuple[tuple[int, int] | None, ...]:
+        """Where values are from; those that are arrays become leaves."""
+        sources: list[tuple[int, int] | None] = []
+        for value in values:
+            if isinstance(value, Ref):
+                node = value._node
+                if not node.values or not _is_known(value, through):
+                    sources.append((places[node], value._index))
+                    continue
+                value = node.values[value._index]  # noqa: PLW2901
+            self.leaves.append(value)
+            sources.append(None)
+        return tuple(sources)
 
     def recipe(self) -> "Recipe":
         """How to run it, without any array or node."""
-        return Recipe(self._steps, self._wanted)
+        return Recipe(*self.key)
 
     def table(self) -> Table:
         """Each call by its place in the user's code, for explanations."""
@@ -89,9 +93,7 @@ class Recipe:
     """The calls of a structure, to be run inside a trace."""
 
     def __init__(
-        self,
-        steps: tuple[tuple[Operation, tuple[tuple[int, int], ...], int, bool], ...],
-        wanted: tuple[tuple[int, int], ...],
+        self, steps: tuple[Step, ...], wanted: tuple[tuple[int, int] | None, ...]
     ) -> None:
         self._steps = steps
         self._wanted = wanted
@@ -104,18 +106,18 @@ class Recipe:
             forwards: The pass of each set of parameters.
         """
         made: list[list[Any]] = []
+        left = iter(leaves)
 
-        def value(source: tuple[int, int]) -> Any:
-            node, index = source
-            return leaves[index] if node < 0 else made[node][index]
+        def values(sources: tuple[tuple[int, int] | None, ...]) -> list[Any]:
+            return [next(left) if s is None else made[s[0]][s[1]] for s in sources]
 
         for operation, sources, call, training in self._steps:
             first = ()
             if call >= 0:
                 forward = forwards[call]
                 first = ((forward.bound if training else forward.at_rest).model,)
-            made.append(operation.results([value(s) for s in sources], *first))
-        return [value(source) for source in self._wanted]
+            made.append(operation.results(values(sources), *first))
+        return values(self._wanted)
 
 
 def _is_known(ref: Ref, through: Stamp | None) -> bool:
@@ -125,30 +127,29 @@ def _is_known(ref: Ref, through: Stamp | None) -> bool:
 
 
 def _needed(outputs: Iterable[Ref], through: Stamp | None) -> list[Node]:
-    found: dict[int, Node] = {}
+    found: set[Node] = set()
     left = [ref._node for ref in outputs if not _is_known(ref, through)]
     while left:
         node = left.pop()
-        if id(node) in found:
+        if node in found:
             continue
         stamp = node.call_stamp
         if stamp is not None and stamp.is_stale:
             raise StaleGraphError(stamp.step, _what(node))
         if node.inputs is None:
             raise StaleGraphError(max(s.step for s in node.stamps), _what(node))
-        found[id(node)] = node
-        left += [
-            value._node
-            for value in node.inputs
-            if isinstance(value, Ref) and not _is_known(value, through)
-        ]
+        found.add(node)
+        for value in node.inputs:
+            if isinstance(value, Ref):
+                below = value._node
+                if not below.values or not _is_known(value, through):
+                    left.append(below)
         if node.previous is not None:
             left.append(node.previous)
-    return sorted(found.values(), key=_serial)
+    return sorted(found, key=_serial)
 
 
-def _serial(node: Node) -> int:
-    return node.serial
+_serial = operator.attrgetter("serial")
 
 
 def _what(node: Node) -> str:

@@ -166,3 +166,30 @@ def test_a_masked_array_is_refused_even_if_its_kind_is_known():
 
     with pytest.raises(TypeError, match="must have no mask"):
         double(np.ma.masked_array(X, [True, False]))
+
+
+def test_a_function_that_is_remembered_is_read_again_if_its_globals_change(monkeypatch):
+    monkeypatch.setitem(globals(), "FACTOR", 2)
+    lazily = ff.lazy(scaled_by_factor)
+    results = [lazily(X).tolist(), lazily(X).tolist()]
+    for factor in (3, np.float64(4), np.array([5, 6], np.float32), 2):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        results.append(lazily(X).tolist())
+    monkeypatch.setitem(globals(), "abs", lambda x: x * 0)
+    results.append(lazily(X).tolist())
+
+    assert results == [[2, 2], [2, 2], [3, 3], [4, 4], [5, 6], [2, 2], [0, 0]]
+
+
+def scaled_by_factor(x):
+    return abs(x) * FACTOR  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+
+
+def test_one_array_in_two_places_is_no_other_program(compile_counter):
+    total = ff.lazy(lambda x, y: x * y)
+    float(total(X, X + 0).sum())
+    compile_counter.reset()
+    results = [float(total(*pair).sum()) for pair in ((X, X + 1), (X, X))]
+
+    assert results == [4, 2]
+    assert compile_counter.compiled == []
