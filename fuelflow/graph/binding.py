@@ -92,6 +92,12 @@ class BoundEpoch:
         if close is not None:
             close()
 
+    def __enter__(self) -> "BoundEpoch":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def _end(self) -> None:
         if self._binding.active is self._batches:
             self._binding.active = None

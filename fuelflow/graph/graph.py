@@ -1,6 +1,6 @@
 """Graph: a model bound to its optimizer, schedule and data, trained line by line."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, SupportsIndex
 
 import jax
@@ -8,13 +8,12 @@ import optax
 
 from fuelflow._types import Grads, Schedule
 from fuelflow.graph.array import results_of, stamps_of
-from fuelflow.graph.binding import DataBinding
+from fuelflow.graph.binding import BoundEpoch, DataBinding
 from fuelflow.graph.expression import Node, Ref, caller, record
 from fuelflow.graph.inputs import inputs_of_model
 from fuelflow.graph.passes import ModelCall, forms_of
 from fuelflow.graph.steps import Steps
 from fuelflow.model.definition import Definition
-from fuelflow.step.batch import Batch
 from fuelflow.step.loop import NonFinite, TrainingLoop
 from fuelflow.step.optimizer import Factory, Transformation
 from fuelflow.step.outcome import StepOutcome
@@ -354,8 +353,10 @@ class Graph:
         """
         self._data.bind(loader, entry)
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
+    def epoch(self, epoch: int) -> BoundEpoch:
         """The batches of an epoch, which depends on the loader's seed and this number.
+
+        An iterator, and a context that closes it.
 
         Raises:
             RuntimeError: If no loader was set.

@@ -1,5 +1,6 @@
 """Named inputs, the loader, and how a graph wires one to the other."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -204,3 +205,21 @@ def test_the_loop_of_the_documentation_trains():
     assert graph.training_step == 12
     assert losses[-1] < losses[1] / 2
     assert len(graph.compiles) == 1
+
+
+def test_an_epoch_is_a_context_that_ends_with_its_threads():
+    graph = ff.Graph({"w": np.float32(2)}, apply=lambda model, x: model["w"] * x)
+    rows = {"x": np.ones((64, 2), np.float32)}
+    loader = ff.DataLoader(rows, 4, resident=False, prefetch=4)
+    graph.set_data_loader(loader, "x")
+    before = threading.active_count()
+
+    with graph.epoch(0) as batches:
+        for batch in batches:
+            assert graph.forward_batch(batch).shape == (4, 2)
+            break
+    for thread in threading.enumerate()[before:]:
+        thread.join(timeout=10)
+
+    assert threading.active_count() == before
+    graph.set_data_loader(loader, "x")
