@@ -123,8 +123,10 @@ after = {{name: repr(value) for name, value in jax.config.values.items()}}
 print(json.dumps([secs, sorted(sys.modules), settings == after]))
 jax.config.update("jax_num_cpu_devices", 3)  # refused once a backend is up
 """
-    # Two ways to ask for devices would be refused for that alone.
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    # With the first, two ways to ask for devices would be refused for that alone. With
+    # the second every interpreter compiles the sources anew, which pip does at install.
+    unwanted = ("XLA_FLAGS", "PYTHONDONTWRITEBYTECODE")
+    environment = {k: v for k, v in os.environ.items() if k not in unwanted}
     done = run(sys.executable, "-c", script, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
