@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fuelflow._types import Array
+from fuelflow.devices.ranks import ROWS, WHOLE, Ranks
 from fuelflow.step.batch import Transform, filled_up, gather
 
 DeviceFields = dict[str, Any]
@@ -38,7 +39,10 @@ class Programs(NamedTuple):
 
 
 def make_programs(transform: Transform | None) -> Programs:
-    """The programs around a transform; jax keeps them as long as they are kept."""
+    """The programs around a transform; jax keeps them as long as they are kept.
+
+    Transforms see true rows alone.
+    """
 
     def pick(
         data: dict[str, Array],
@@ -60,6 +64,52 @@ def make_programs(transform: Transform | None) -> Programs:
         if transform is not None:
             fields = transform(fields, jax.random.fold_in(key, number))
         return _filled(fields, size, held)
+
+    return Programs(
+        jax.jit(pick, static_argnames=("size", "held")),
+        jax.jit(finish, static_argnames="held"),
+    )
+
+
+def make_rank_programs(transform: Transform | None, ranks: Ranks) -> Programs:
+    """The programs around a transform that each rank applies to its own rows.
+
+    Ranks all have the same number of rows, so batches are filled up first.
+    """
+
+    def gather_here(
+        data: dict[str, Array], rows: Array, key: jax.Array, number: Array
+    ) -> DeviceFields:
+        return gather(data, rows, ranks.own_key(key), number, transform)
+
+    def transform_here(
+        fields: DeviceFields, key: jax.Array, number: Array
+    ) -> DeviceFields:
+        assert transform is not None
+        return transform(fields, jax.random.fold_in(ranks.own_key(key), number))
+
+    spread_gather = ranks.spread(gather_here, (WHOLE, ROWS, WHOLE, WHOLE), ROWS)
+    spread_transform = ranks.spread(transform_here, (ROWS, WHOLE, WHOLE), ROWS)
+
+    def pick(
+        data: dict[str, Array],
+        order: Array,
+        cursor: Cursor,
+        key: jax.Array,
+        *,
+        size: int,
+        held: int,
+    ) -> tuple[DeviceFields, Cursor]:
+        rows = jax.lax.dynamic_slice(order, (cursor.start,), (size,))
+        rows = filled_up(rows, held)
+        fields = spread_gather(data, rows, key, cursor.number)
+        return fields, _advanced(cursor, 1, size)
+
+    def finish(
+        fields: DeviceFields, key: jax.Array, number: Array, *, held: int
+    ) -> DeviceFields:
+        del held  # they are filled up already
+        return spread_transform(fields, key, number)
 
     return Programs(
         jax.jit(pick, static_argnames=("size", "held")),

@@ -2,16 +2,17 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, final
 
 import jax
+from jax.sharding import Mesh
 
 from fuelflow.data import options
 from fuelflow.data.epoch import Epoch
 from fuelflow.data.layout import Layout
 from fuelflow.data.memory import RESIDENT_SHARE, free_device_bytes
-from fuelflow.data.placement import DefaultDevice
+from fuelflow.data.placement import DefaultDevice, OverRanks
 from fuelflow.data.position import (
     Identity,
     Progress,
@@ -25,6 +26,7 @@ from fuelflow.data.samplers import Indices, Sampler
 from fuelflow.data.sources import Table, make_source
 from fuelflow.data.streams import Stream
 from fuelflow.data.transforms import HostTransform, make_device_transform
+from fuelflow.devices.ranks import checked_mesh
 from fuelflow.step.checks import checked_count
 
 
@@ -80,6 +82,13 @@ class DataLoader:
             is not used.
         prefetch: Batches made ahead of use; 0 makes each when it is asked for;
             ``"auto"`` makes from 2 to 16, as memory allows.
+        mesh: Devices, such as `mesh` makes, over which the rows of each batch are
+            spread, as a `TrainingLoop` with the mesh takes them. ``batch_size`` counts
+            the rows of all ranks. Resident rows are on every device. Of several
+            processes each makes the rows of its own devices (a stream is read by all),
+            and ``transform`` sees those alone, ``rng`` being the process' own.
+            ``device_transform`` sees the rows of one rank, which may be filled up, and
+            ``key`` is the rank's own.
 
     Raises:
         TypeError: If an argument is of the wrong kind, or fields are not numbers.
@@ -106,8 +115,26 @@ class DataLoader:
         device_transform: Callable[..., Any] | None = None,
         resident: bool | Literal["auto"] = "auto",
         prefetch: int | Literal["auto"] = "auto",
+        mesh: Mesh | None = None,
     ) -> None:
-        self._batch_size = checked_count("batch_size", batch_size, least=1)
+        self._again = partial(
+            DataLoader,
+            source,
+            batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            sampler=sampler,
+            transform=transform,
+            device_transform=device_transform,
+            resident=resident,
+            prefetch=prefetch,
+        )
+        placement = (
+            DefaultDevice.here() if mesh is None else OverRanks(checked_mesh(mesh))
+        )
+        num_ranks = placement.ranks.count
+        self._batch_size = options.checked_batch_size(batch_size, num_ranks)
         seed = options.checked_seed(seed)
         shuffle = options.checked_flag("shuffle", shuffle)
         drop_last = options.checked_flag("drop_last", drop_last)
@@ -126,13 +153,16 @@ class DataLoader:
             drop_last=drop_last,
         )
         self._recipe = Recipe(
-            batch_size=_size_within(self._batch_size, self._num_samples),
+            batch_size=_size_within(self._batch_size, self._num_samples, num_ranks),
             drop_last=drop_last,
             seed=seed,
             transform=host,
             device_transform=on_device,
             prefetch=prefetch,
-            placement=DefaultDevice.here(),
+            placement=placement,
+        )
+        options.require_full_tail(
+            self._num_samples, self._recipe.batch_size, num_ranks, drop_last=drop_last
         )
         if self._resident is True:
             self._require_residence()
@@ -147,6 +177,11 @@ class DataLoader:
     def batch_size(self) -> int:
         """Rows of a full batch."""
         return self._batch_size
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order of rows, and of transforms."""
+        return self._recipe.seed
 
     @property
     def num_rows(self) -> int | None:
@@ -173,7 +208,7 @@ class DataLoader:
             and source.is_in_memory
             and self._recipe.transform is None
             and source.num_rows <= options.MAX_RESIDENT_ROWS
-            and whole_bytes(source) <= RESIDENT_SHARE * self._free_bytes()
+            and self._resident_bytes(source) <= RESIDENT_SHARE * self._free_bytes()
         )
 
     def __len__(self) -> int:
@@ -210,6 +245,24 @@ class DataLoader:
         self._progress = progress
         self._next_epoch = epoch + 1
         return made
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices that rows are spread over; None for the default device."""
+        placement = self._recipe.placement
+        return placement.mesh if isinstance(placement, OverRanks) else None
+
+    def on(self, mesh: Mesh) -> "DataLoader":
+        """Another loader of the same batches, over a mesh, at the same position.
+
+        Raises:
+            TypeError: If it is no mesh.
+            ValueError: If its ranks do not divide the batches.
+        """
+        moved = self._again(mesh=mesh)
+        moved._next_epoch = self._next_epoch
+        moved._restored = self._restored
+        return moved
 
     def state(self) -> dict[str, Any]:
         """The position in the epoch that was started last, for `restore`.
@@ -289,7 +342,10 @@ class DataLoader:
     def _require_residence(self) -> None:
         options.require_resident(self._source, self._recipe.transform)
         assert not isinstance(self._source, Stream)
-        options.require_room(whole_bytes(self._source), self._free_bytes())
+        options.require_room(self._resident_bytes(self._source), self._free_bytes())
+
+    def _resident_bytes(self, table: Table) -> int:
+        return whole_bytes(table) * self._recipe.placement.num_copies
 
     def _free_bytes(self) -> int:
         return free_device_bytes(self._recipe.placement.device)
@@ -300,5 +356,7 @@ class DataLoader:
         return f"DataLoader({rows}, batches of {self._batch_size}{order})"
 
 
-def _size_within(batch_size: int, num_samples: int | None) -> int:
-    return batch_size if num_samples is None else min(batch_size, num_samples)
+def _size_within(batch_size: int, num_samples: int | None, num_ranks: int) -> int:
+    if num_samples is None:
+        return batch_size
+    return min(batch_size, -(-num_samples // num_ranks) * num_ranks)

@@ -26,6 +26,39 @@ def checked_seed(seed: Any) -> int:
     return int(seed)
 
 
+def checked_batch_size(batch_size: Any, num_ranks: int) -> int:
+    """The size as an int, refused if it is below 1 or the ranks do not divide it."""
+    size = checked_count("batch_size", batch_size, least=1)
+    if size % num_ranks:
+        below, above = size - size % num_ranks, size + num_ranks - size % num_ranks
+        fitting = f"{below} or {above}" if below else str(above)
+        raise ValueError(
+            f"`batch_size` must divide by the {num_ranks} ranks of the mesh, got "
+            f"{size}: take {fitting}, or a mesh of fewer devices, ff.mesh(devices)"
+        )
+    return size
+
+
+def require_full_tail(
+    num_samples: int | None, batch_size: int, num_ranks: int, *, drop_last: bool | None
+) -> None:
+    """Refuses a last batch of its own size that the ranks do not divide.
+
+    Raises:
+        ValueError: With what can be done.
+    """
+    if drop_last is not False or num_ranks == 1:
+        return
+    tail = None if num_samples is None else num_samples % batch_size
+    if tail is None or tail % num_ranks:
+        rows = "rows of no known number" if tail is None else f"{tail} rows"
+        raise ValueError(
+            f"`drop_last` must not be False where the {num_ranks} ranks of the mesh do "
+            f"not divide the last batch, of {rows}: leave it out to have that batch "
+            "filled up, or drop it with True"
+        )
+
+
 def checked_flag(name: str, value: Any) -> bool | None:
     """The value, refused by name if it is not True, False or None."""
     if value is not None and not isinstance(value, bool):

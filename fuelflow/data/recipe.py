@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fuelflow.data.device import PLAIN, Programs, make_programs
+from fuelflow.data.device import PLAIN, Programs, make_programs, make_rank_programs
 from fuelflow.data.fields import row_bytes
 from fuelflow.data.layout import Layout
 from fuelflow.data.memory import num_cores
 from fuelflow.data.options import Prefetch as Depth
-from fuelflow.data.placement import DefaultDevice
+from fuelflow.data.placement import OverRanks, Placement
 from fuelflow.data.pool import Pool
 from fuelflow.data.position import Progress
 from fuelflow.data.prefetch import Direct, Maker, Prefetch, Supply
@@ -56,7 +56,7 @@ class Recipe:
     transform: HostTransform | None
     device_transform: Transform | None
     prefetch: Depth
-    placement: DefaultDevice
+    placement: Placement
 
     def resident(
         self, data: dict[str, jax.Array], order: np.ndarray, progress: Progress
@@ -147,7 +147,8 @@ class Recipe:
             transform=self.transform,
             make_rng=partial(batch_rng, self.seed, epoch),
             held=None if self.drop_last is False else self.batch_size,
-            fills_here=self.device_transform is None,
+            fills_here=self.device_transform is None or self._is_over_ranks,
+            is_numbered=self.device_transform is not None,
             placement=self.placement,
         )
 
@@ -166,9 +167,15 @@ class Recipe:
 
     @cached_property
     def _programs(self) -> Programs:
+        if self._is_over_ranks:
+            return make_rank_programs(self.device_transform, self.placement.ranks)
         if self.device_transform is None:
             return PLAIN
         return make_programs(self.device_transform)
+
+    @property
+    def _is_over_ranks(self) -> bool:
+        return isinstance(self.placement, OverRanks)
 
 
 def make_order(sampler: Sampler, num_rows: int, seed: int, epoch: int) -> Indices:

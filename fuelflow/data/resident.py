@@ -7,7 +7,7 @@ import numpy as np
 
 from fuelflow.data.device import Cursor, Programs, pick_rows
 from fuelflow.data.layout import Layout
-from fuelflow.data.placement import DefaultDevice
+from fuelflow.data.placement import Placement
 from fuelflow.data.weights import Weights
 from fuelflow.step.batch import Batch, Stretch, Transform
 
@@ -36,7 +36,7 @@ class ResidentBatches:
         programs: Programs,
         transform: Transform | None,
         key: jax.Array,
-        placement: DefaultDevice,
+        placement: Placement,
     ) -> None:
         self._data = data
         self._layout = layout
@@ -52,7 +52,7 @@ class ResidentBatches:
             np.array(layout.start, np.int32),
             np.array(layout.first_number, np.int32),
         )
-        self._order, self._cursor = placement.put(
+        self._order, self._cursor = placement.whole(
             (order.astype(np.int32), Cursor(*start))
         )
 

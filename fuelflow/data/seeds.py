@@ -14,9 +14,9 @@ def order_rng(seed: int, epoch: int) -> np.random.Generator:
     return _rng(seed, epoch)
 
 
-def batch_rng(seed: int, epoch: int, number: int) -> np.random.Generator:
-    """The generator that a transform is given for one batch of an epoch."""
-    return _rng(seed, epoch, _HOST, number)
+def batch_rng(seed: int, epoch: int, number: int, *part: int) -> np.random.Generator:
+    """The generator of a transform for one batch of an epoch, or a part of it."""
+    return _rng(seed, epoch, _HOST, number, *part)
 
 
 def device_key(seed: int, epoch: int) -> jax.Array:

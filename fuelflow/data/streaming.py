@@ -15,7 +15,7 @@ from fuelflow.data.memory import (
     free_device_bytes,
     free_host_bytes,
 )
-from fuelflow.data.placement import DefaultDevice
+from fuelflow.data.placement import Placement
 from fuelflow.data.pool import Pool
 from fuelflow.data.prefetch import Supply
 from fuelflow.data.sources import Table
@@ -23,6 +23,7 @@ from fuelflow.data.streams import StreamReader
 from fuelflow.data.transforms import HostTransform
 from fuelflow.data.weights import Weights
 from fuelflow.step.batch import Batch, Stretch, filled_up
+from fuelflow.step.spec import num_rows
 
 FIRST_DEPTH = 2  # until a batch was seen, and the least
 MAX_DEPTH = 16
@@ -49,38 +50,56 @@ class Packing:
 
     Attributes:
         transform: Applied to true rows.
-        make_rng: The generator of a batch, by its number.
+        make_rng: The generator of a batch, or a part of it, by its number.
         held: Rows that a batch is filled up to; None to leave it as it is.
-        fills_here: Whether it is filled up here: a compiled transform, which is to see
-            true rows alone, comes before.
+        fills_here: Whether it is filled up here, and not after a compiled transform.
+        is_numbered: Whether a compiled transform asks for the batch's number.
         placement: Where the arrays go.
     """
 
     transform: HostTransform | None
-    make_rng: Callable[[int], np.random.Generator]
+    make_rng: Callable[..., np.random.Generator]
     held: int | None
     fills_here: bool
-    placement: DefaultDevice
+    is_numbered: bool
+    placement: Placement
+
+    def own_rows(self, size: int) -> Any:
+        """Which of a batch's true rows this process makes; one at least."""
+        held = size if self.held is None else self.held
+        own = self.placement.own_rows(held)
+        if own is None:
+            return slice(None)
+        return own[own < size] if own[0] < size else np.array([size - 1])
 
     def pack(
         self, fields: dict[str, Any], size: int, number: int, state: Any = None
     ) -> Made:
-        """Rows transformed and filled up."""
-        if self.transform is not None:
-            made = self.transform(fields, self.make_rng, number)
-            fields = _owned(made, given=fields)
+        """This process' rows of a batch of ``size``, transformed and filled up."""
         held = size if self.held is None else self.held
-        if size < held and self.fills_here:
-            fields = filled_up(fields, held)
-        at = None if self.fills_here else np.array(number, np.int32)
+        own = self.placement.own_rows(held)
+        if self.transform is not None:
+            # No process with other rows of the batch has the same random numbers.
+            part = () if own is None else (int(own[0]),)
+            made = self.transform(fields, lambda n: self.make_rng(n, *part), number)
+            fields = _owned(made, given=fields)
+        num_here, num_held = (
+            (size, held) if own is None else (num_rows(fields), len(own))
+        )
+        if num_here < num_held and self.fills_here:
+            fields = filled_up(fields, num_held)
+        at = np.array(number, np.int32) if self.is_numbered else None
         return Made(fields, size, held, at, state)
 
     def send(self, made: list[Made]) -> list[Made]:
         """Batches on the device: putting several at once takes less time for each."""
-        put = self.placement.put([(batch.fields, batch.number) for batch in made])
+        put = self.placement.rows(
+            [batch.fields for batch in made], [batch.held for batch in made]
+        )
+        numbers = self.placement.whole([batch.number for batch in made])
         return [
             batch._replace(fields=fields, number=number)
-            for batch, (fields, number) in zip(made, put, strict=True)
+            for batch, fields, number in zip(made, put, numbers, strict=True)
         ]
 
 
@@ -108,7 +127,8 @@ class TableBatches:
     def make(self, number: int) -> Made:
         """One batch, made by any thread."""
         first, stop = self.layout.bounds(number)
-        fields = self.table.take(self.order[first:stop], self.pool.empty)
+        own = self.packing.own_rows(stop - first)
+        fields = self.table.take(self.order[first:stop][own], self.pool.empty)
         return self.packing.pack(
             fields, stop - first, self.layout.first_number + number
         )
@@ -153,7 +173,9 @@ class StreamBatches:
         if piece is None or (self._drop_last and piece.size < self._batch_size):
             return None
         number += self._first_number
-        return self._packing.pack(piece.fields, piece.size, number, piece.state)
+        own = self._packing.own_rows(piece.size)
+        fields = {name: values[own] for name, values in piece.fields.items()}
+        return self._packing.pack(fields, piece.size, number, piece.state)
 
     def finish(self, made: list[Made]) -> list[Made]:
         """The batches on the device."""
@@ -182,7 +204,7 @@ class HostBatches:
         has_transform: bool,
         key: jax.Array,
         weights: Weights,
-        placement: DefaultDevice,
+        placement: Placement,
         measures_depth: bool,
         chunks: bool,
     ) -> None:
@@ -212,7 +234,7 @@ class HostBatches:
         return self._weights.batch(fields, made.size, made.held)
 
     def _measure(self, fields: dict[str, jax.Array]) -> None:
-        arrays = list(fields.values())
+        arrays = [values.addressable_data(0) for values in fields.values()]
         num_bytes = sum(values.nbytes for values in arrays)
         if self._measures_depth:
             self._supply.depth = depth_within(free_where(arrays[0]), num_bytes)
@@ -231,7 +253,7 @@ class HostBatches:
 
 def free_where(array: jax.Array) -> int:
     """Bytes that are free both on the host and where an array is."""
-    device = next(iter(array.sharding.device_set))
+    device = array.addressable_data(0).device
     return min(free_host_bytes(), free_device_bytes(device))
 
 

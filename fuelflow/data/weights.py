@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fuelflow.data.placement import DefaultDevice
+from fuelflow.data.placement import Placement
 from fuelflow.step.batch import Batch, weight_of_rows
 
 
@@ -20,7 +20,7 @@ class Weights:
     """
 
     def __init__(
-        self, batch_size: int, placement: DefaultDevice, *, has_weight: bool
+        self, batch_size: int, placement: Placement, *, has_weight: bool
     ) -> None:
         self._batch_size = batch_size
         self._placement = placement
@@ -33,8 +33,7 @@ class Weights:
             return Batch.held(fields)
         if size == held:
             return Batch.held(fields, self._ones)
-        weight = self._placement.put(weight_of_rows(size, held))
-        return Batch.held(fields, weight, size)
+        return Batch.held(fields, self._of_batch(size, held), size)
 
     def of_full_batches(self, num_steps: int) -> Any:
         """The weights ``[num_steps, batch]`` of full batches, if they have any."""
@@ -42,9 +41,14 @@ class Weights:
             return None
         if num_steps not in self._stretches:
             ones = np.ones((num_steps, self._batch_size), np.float32)
-            self._stretches[num_steps] = self._placement.put(ones)
+            self._stretches[num_steps] = self._placement.whole(ones)
         return self._stretches[num_steps]
 
     @cached_property
     def _ones(self) -> Any:
-        return self._placement.put(np.ones(self._batch_size, np.float32))
+        return self._of_batch(self._batch_size, self._batch_size)
+
+    def _of_batch(self, size: int, held: int) -> Any:
+        weight = weight_of_rows(size, held)
+        own = self._placement.own_rows(held)
+        return self._placement.rows([weight if own is None else weight[own]], [held])[0]

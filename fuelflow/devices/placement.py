@@ -1,14 +1,74 @@
-"""Placement of a training state on the device that trains it."""
+"""Placement of a training state, and of batches, on the devices that train it."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from fuelflow._types import PyTree
+from fuelflow.devices.ranks import AXIS, MeshRanks, OneRank, Ranks
 
 Device = Any
 """A `jax.Device`, which to type checkers is a variable and no type."""
+
+
+class Placement(Protocol):
+    """Where a loop's arrays live: what its host side and its programs ask."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """What programs ask inside their trace."""
+        ...
+
+    @property
+    def platform(self) -> str:
+        """The kind of the devices, such as ``cpu``."""
+        ...
+
+    @property
+    def rank_devices(self) -> list[Device]:
+        """The device of each rank, in their order; its first, if it has several."""
+        ...
+
+    def put(self, value: Any) -> jax.Array:
+        """An array or number placed like a state, without compiling anything."""
+        ...
+
+    def place(self, tree: PyTree, *, copy: bool = False) -> PyTree:
+        """The tree's arrays placed like a state, no two of them sharing a buffer.
+
+        Args:
+            tree: A tree of NumPy and JAX arrays.
+            copy: Whether arrays that are already there are copied, so that donating
+                the result leaves the given ones usable.
+        """
+        ...
+
+    def taken(self, tree: PyTree) -> PyTree:
+        """Copies of a state's arrays on one device, as a user's model has them."""
+        ...
+
+    def fetched(self, tree: PyTree) -> PyTree:
+        """A state's arrays as NumPy arrays, waited for; rows of all ranks, in order.
+
+        Of several processes each must ask.
+        """
+        ...
+
+    def rows(self, batch: PyTree, *, axis: int = 0) -> PyTree:
+        """A batch's arrays as compiled programs take them.
+
+        Args:
+            batch: Arrays whose rows lie along ``axis``.
+            axis: 1 for stacked batches.
+        """
+        ...
+
+    def require_reachable(self, name: str, leaf: Any) -> None:
+        """Refuses an array of a batch that is on other devices, by name."""
+        ...
 
 
 class SingleDevice:
@@ -21,37 +81,214 @@ class SingleDevice:
         device: The device to train on.
     """
 
+    ranks = OneRank()
+
     def __init__(self, device: Device) -> None:
         self.device = device
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SingleDevice) and self.device == other.device
+
+    def __hash__(self) -> int:
+        return hash(self.device)
+
+    @property
+    def platform(self) -> str:
+        """The kind of the device."""
+        return self.device.platform
+
+    @property
+    def rank_devices(self) -> list[Device]:
+        """The device."""
+        return [self.device]
 
     def put(self, value: Any) -> jax.Array:
         """An array or number on the device, without compiling anything."""
         return jax.device_put(value, self.device)
 
     def place(self, tree: PyTree, *, copy: bool = False) -> PyTree:
-        """The tree's arrays on the device, no two of them sharing a buffer.
+        """The tree's arrays on the device, no two of them sharing a buffer."""
+        return _placed(tree, self, copy=copy)
 
-        Args:
-            tree: A tree of NumPy and JAX arrays.
-            copy: Whether arrays that are already there are copied, so that donating
-                the result leaves the given ones usable.
+    def taken(self, tree: PyTree) -> PyTree:
+        """Copies on the device."""
+        return copied(tree)
+
+    def fetched(self, tree: PyTree) -> PyTree:
+        """The arrays as NumPy arrays, waited for."""
+        return jax.device_get(tree)
+
+    def rows(self, batch: PyTree, *, axis: int = 0) -> PyTree:
+        """The batch as it is: what is on the host follows the state."""
+        del axis
+        return batch
+
+    def require_reachable(self, name: str, leaf: Any) -> None:
+        """Refuses an array that is committed to another device.
+
+        Raises:
+            ValueError: With the names of both places.
         """
-        leaves, treedef = jax.tree.flatten(tree)
-        if copy:
-            leaves = copied(leaves)
-        seen: set[int] = set()
-        placed = [self._place_leaf(leaf, seen) for leaf in leaves]
-        return jax.tree.unflatten(treedef, placed)
+        if isinstance(leaf, jax.Array) and leaf.committed:
+            places = leaf.sharding.device_set
+            if places != {self.device}:
+                raise ValueError(
+                    f"`{name}` must be where the state is, on {self.device}, but is on "
+                    f"{_where(places)}: leave batches on the host, or move them with "
+                    "jax.device_put"
+                )
 
-    def _place_leaf(self, leaf: Any, seen: set[int]) -> jax.Array:
+
+class OnMesh:
+    """A state on every device of a mesh, and batches by their rows.
+
+    Args:
+        mesh: A mesh with Auto axes, one of them named ``data``.
+
+    Attributes:
+        local_devices: Those of this process.
+        is_whole: Whether they are all of the mesh's.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.ranks = MeshRanks(mesh)
+        self._state = NamedSharding(mesh, PartitionSpec())
+        self._rows = [
+            NamedSharding(mesh, PartitionSpec(AXIS)),
+            NamedSharding(mesh, PartitionSpec(None, AXIS)),
+        ]
+        self.local_devices = [d for d in mesh.devices.flat if _is_local(d)]
+        self.is_whole = len(self.local_devices) == mesh.devices.size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OnMesh) and self.mesh == other.mesh
+
+    def __hash__(self) -> int:
+        return hash(self.mesh)
+
+    @property
+    def rank_devices(self) -> list[Device]:
+        """The device of each rank, in their order; its first, if it has several."""
+        along = self.mesh.axis_names.index(AXIS)
+        return list(np.moveaxis(self.mesh.devices, along, 0).reshape(-1)[:: self._each])
+
+    @property
+    def _each(self) -> int:
+        """Devices of one rank."""
+        return self.mesh.devices.size // self.ranks.count
+
+    @property
+    def platform(self) -> str:
+        """The kind of the devices."""
+        return self.mesh.devices.flat[0].platform
+
+    def put(self, value: Any) -> jax.Array:
+        """An array or number on every device.
+
+        Of several processes each must give the same value.
+        """
+        if isinstance(value, jax.Array) and value.sharding == self._state:
+            return value
+        if self.is_whole:
+            return jax.device_put(value, self._state)
+        return self._from_here(value, self._state)
+
+    def place(self, tree: PyTree, *, copy: bool = False) -> PyTree:
+        """The tree's arrays on every device, no two of them sharing a buffer."""
+        return _placed(tree, self, copy=copy)
+
+    def taken(self, tree: PyTree) -> PyTree:
+        """Copies on the first device of this process."""
+        return copied(jax.tree.map(_local_data, tree))
+
+    def fetched(self, tree: PyTree) -> PyTree:
+        """The arrays as NumPy arrays, waited for; rows of all ranks, in order."""
+        if not self.is_whole:
+            tree = jax.jit(lambda tree: tree, out_shardings=self._state)(tree)
+        return jax.device_get(tree)
+
+    def rows(self, batch: PyTree, *, axis: int = 0) -> PyTree:
+        """The batch with each rank's rows on its device.
+
+        Of several processes each must give the whole batch, unless it lies on the
+        ranks already, as a `DataLoader` with the mesh puts it.
+        """
+        sharding = self._rows[axis]
+        leaves, treedef = jax.tree.flatten(batch)
+        is_elsewhere = [
+            not (isinstance(leaf, jax.Array) and leaf.sharding == sharding)
+            for leaf in leaves
+        ]
+        if not any(is_elsewhere):
+            return batch
+        if self.is_whole:
+            return jax.device_put(batch, sharding)
+        leaves = [
+            self._from_here(leaf, sharding) if moves else leaf
+            for leaf, moves in zip(leaves, is_elsewhere, strict=True)
+        ]
+        return jax.tree.unflatten(treedef, leaves)
+
+    def _from_here(self, value: Any, sharding: Sharding) -> jax.Array:
+        """An array over all processes, from a value that each of them has."""
+        is_key = isinstance(value, jax.Array) and jnp.issubdtype(
+            value.dtype, jax.dtypes.prng_key
+        )
+        if is_key:
+            bits = self._from_here(jax.random.key_data(value), sharding)
+            return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(value))
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            return jax.jit(lambda value: value, out_shardings=sharding)(value)
+        host = np.asarray(value)
+        return jax.make_array_from_callback(
+            host.shape, sharding, lambda index: host[index]
+        )
+
+    def require_reachable(self, name: str, leaf: Any) -> None:
+        """Refuses an array that this process does not have, nor the mesh.
+
+        Raises:
+            ValueError: If it lies on devices of other processes and other meshes.
+        """
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            places = leaf.sharding.device_set
+            if places != set(self.mesh.devices.flat):
+                raise ValueError(
+                    f"`{name}` must be on the host or on the mesh's devices, but is on "
+                    f"{_where(places)}, some of them of other processes"
+                )
+
+
+def _local_data(array: jax.Array) -> jax.Array:
+    return array.addressable_data(0)
+
+
+def _is_local(device: Device) -> bool:
+    return device.process_index == jax.process_index()
+
+
+def _where(places: set[Device]) -> str:
+    return str(next(iter(places))) if len(places) == 1 else f"{len(places)} devices"
+
+
+def _placed(tree: PyTree, placement: Placement, *, copy: bool) -> PyTree:
+    leaves, treedef = jax.tree.flatten(tree)
+    if copy:
+        leaves = copied(leaves)
+    seen: set[int] = set()
+
+    def place(leaf: Any) -> jax.Array:
         if not isinstance(leaf, jax.Array):
             # device_put may keep NumPy's own memory, which must not be donated.
             leaf = jnp.array(leaf, copy=True)
-        placed = self.put(leaf)
+        placed = placement.put(leaf)
         if _buffer(placed) in seen:
-            placed = self.put(jnp.copy(placed))
+            placed = placement.put(jnp.copy(placed))
         seen.add(_buffer(placed))
         return placed
+
+    return jax.tree.unflatten(treedef, [place(leaf) for leaf in leaves])
 
 
 @jax.jit
@@ -74,8 +311,8 @@ def device_of(tree: PyTree) -> Device:
         if len(leaf.sharding.device_set) > 1:
             raise ValueError(
                 f"the model must be on one device, but `{name}` is sharded over "
-                f"{len(leaf.sharding.device_set)}: gather it with "
-                "jax.device_put(model, device)"
+                f"{len(leaf.sharding.device_set)}: give the loop the mesh, as `mesh=`, "
+                "or gather the model with jax.device_put(model, device)"
             )
         if leaf.committed:  # others follow, as in any computation with them
             devices.setdefault(next(iter(leaf.sharding.device_set)), name)
@@ -93,4 +330,4 @@ def device_of(tree: PyTree) -> Device:
 def _buffer(array: jax.Array) -> int:
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
-    return array.unsafe_buffer_pointer()
+    return array.addressable_data(0).unsafe_buffer_pointer()

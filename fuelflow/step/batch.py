@@ -10,6 +10,7 @@ import numpy as np
 
 from fuelflow._errors import MissingFieldError
 from fuelflow._types import Array
+from fuelflow.devices.ranks import ROWS, WHOLE, Ranks, Spec
 
 Field = np.ndarray | jax.Array
 DeviceTransform = Callable[..., Any]
@@ -191,11 +192,46 @@ class Stretch:
         """What differs from batch to batch, stacked along the first axis."""
         return self.rows, self.weight, self.numbers
 
-    def pick(self, step: Any) -> Rows:
-        """One batch, gathered inside a trace."""
+    def pick(self, step: Any) -> "Pick":
+        """One batch of them, inside a trace."""
         rows, weight, number = step
-        fields = gather(self.data, rows, self.key, number, self.transform)
-        return Rows(fields, weight)
+        return Pick(self.data, rows, weight, number, self.key, self.transform)
+
+    def pick_first(self) -> "Pick":
+        """The first batch of them."""
+        return self.pick(jax.tree.map(lambda x: x[0], self.steps()))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Pick:
+    """A batch of a `Stretch`, whose rows are still to be gathered.
+
+    Attributes:
+        data: All rows of each field, ``[num_rows, ...]``, on the device.
+        rows: The rows of the batch, int32 ``[batch]``.
+        weight: How much each counts, float32 ``[batch]``; None for 1 each.
+        number: Its number in its epoch, int32 ``[]``.
+        key: Base of the transform's keys.
+        transform: Applied to the fields; None for nothing.
+    """
+
+    data: Any
+    rows: Any
+    weight: Any
+    number: Any
+    key: Any
+    transform: "Transform | None" = field(metadata={"static": True})
+
+    def gathered(self, ranks: Ranks) -> Rows:
+        """The rows of this rank."""
+        key = ranks.own_key(self.key)
+        fields = gather(self.data, self.rows, key, self.number, self.transform)
+        return Rows(fields, self.weight)
+
+    def spec(self) -> "Pick":
+        """What of it each rank has whole, and what by rows."""
+        return Pick(WHOLE, ROWS, ROWS, WHOLE, WHOLE, self.transform)
 
 
 @dataclass(frozen=True)
@@ -261,6 +297,16 @@ class Stretchable(Protocol):
     def __iter__(self) -> Iterator[Batch]:
         """The batches, one by one."""
         ...
+
+
+def spec_of(batch: Any) -> Spec:
+    """What of a program's batch each rank has whole, and what by rows."""
+    return batch.spec() if isinstance(batch, Pick) else ROWS
+
+
+def rows_here(batch: Any, ranks: Ranks) -> Any:
+    """A program's batch as one rank goes through it."""
+    return batch.gathered(ranks) if isinstance(batch, Pick) else batch
 
 
 def as_seen_by_loss(batch: Any) -> tuple[Any, Any]:

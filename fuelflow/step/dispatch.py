@@ -1,8 +1,11 @@
 """Sending steps to the device: one, or a run of them, without waiting."""
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax
 
 from fuelflow._errors import NonFiniteError
 from fuelflow._types import Batch as BatchTree
@@ -16,9 +19,27 @@ from fuelflow.step.stacking import (
     at_least_one,
     groups_of_equal_shape,
     iterator_of,
-    stack,
 )
 from fuelflow.step.state import TrainState, evolve
+
+
+class Sent(NamedTuple):
+    """A dispatch that was made.
+
+    Attributes:
+        state: The state after its steps.
+        outcome: What they say.
+        output: What they say, packed, on the devices.
+        num_steps: How many there are.
+        started: When the dispatch began, by `time.perf_counter`, not counting a
+            compilation.
+    """
+
+    state: TrainState
+    outcome: StepOutcome
+    output: jax.Array
+    num_steps: int
+    started: float
 
 
 @dataclass(frozen=True)
@@ -57,7 +78,9 @@ class Dispatcher:
         """One step over a batch."""
         if type(batch) is Batch:
             batch = programs.rows_of(batch, state)
-        done = programs.step(batch, moving_part(state), fixed_part(state), batch)
+        batch = programs.placed(batch)
+        step = programs.steps(state).step
+        done = step(batch, moving_part(state), fixed_part(state), batch)
         return self.advance(state, *done)
 
     def run(
@@ -69,13 +92,12 @@ class Dispatcher:
             ValueError: If there is no batch. An error after the first dispatch has the
                 state so far as its ``state``, and the outcomes as its ``outcome``.
         """
-        state, programs = self.ready(state)
         outcomes: list[StepOutcome] = []
         seen: NonFiniteError | None = None
         try:
-            for part in _parts(programs, state, batches, steps_per_call):
-                state, outcome = self._run_part(programs, state, part)
-                outcomes.append(outcome)
+            for sent in self.each(state, batches, steps_per_call):
+                state = sent.state
+                outcomes.append(sent.outcome)
                 assert state.flight is not None
                 seen = state.flight.make_room(self.max_in_flight)
                 if seen is not None:
@@ -87,16 +109,52 @@ class Dispatcher:
             raise
         return state, StepOutcome.stacked(outcomes, seen)
 
+    def each(
+        self,
+        state: TrainState,
+        batches: Iterable[BatchTree],
+        steps_per_call: int,
+        *,
+        keeps_account: bool = False,
+    ) -> Iterator["Sent"]:
+        """A step over each batch, one dispatch at a time.
+
+        Whoever iterates sees to it that not too many are in flight.
+
+        Args:
+            state: The state, whose buffers are taken over.
+            batches: The batches.
+            steps_per_call: Steps in one dispatch.
+            keeps_account: Whether the state is to have `TrainState.sums` of the steps,
+                from nothing unless it has some already.
+
+        Raises:
+            ValueError: If there is no batch.
+        """
+        state, programs = self.ready(state)
+        for part in _parts(programs, state, batches, steps_per_call):
+            if keeps_account and state.sums is None:
+                batch = part if isinstance(part, Stretch) else part[0]
+                state = evolve(state, sums=programs.zero_sums(state, batch))
+            start, num_compiles = time.perf_counter(), len(programs.log.records)
+            state, outcome = self._run_part(programs, state, part)
+            start += sum(made.seconds for made in programs.log.records[num_compiles:])
+            num_steps = part.num_steps if isinstance(part, Stretch) else len(part)
+            yield Sent(state, outcome, outcome.output, num_steps, start)
+
     def _run_part(
         self, programs: Programs, state: TrainState, part: Stretch | list[BatchTree]
     ) -> tuple[TrainState, StepOutcome]:
         moving, fixed = moving_part(state), fixed_part(state)
+        steps = programs.steps(state)
         if isinstance(part, Stretch):
-            done = programs.stretch(part, moving, fixed, part)
+            done = steps.stretch(part, moving, fixed, part)
             return self.advance(state, *done, num_steps=part.num_steps)
         if len(part) == 1:
-            return self.advance(state, *programs.step(part[0], moving, fixed, part[0]))
-        done = programs.run(part[0], moving, fixed, stack(part), num_steps=len(part))
+            batch = programs.placed(part[0])
+            return self.advance(state, *steps.step(batch, moving, fixed, batch))
+        stacked = programs.placed_stack(part)
+        done = steps.run(part[0], moving, fixed, stacked, num_steps=len(part))
         return self.advance(state, *done, num_steps=len(part))
 
     def advance(
@@ -123,6 +181,7 @@ class Dispatcher:
             step=moving.step,
             num_skipped=moving.num_skipped,
             sown=seen.sown,
+            sums=moving.sums,
         )
         return state, outcome
 

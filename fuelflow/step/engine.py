@@ -11,9 +11,11 @@ import optax
 
 from fuelflow._types import Array, Grads, Params, PyTree, Scalar, Variables
 from fuelflow._types import Batch as BatchTree
+from fuelflow.devices.ranks import ROWS, WHOLE, OneRank, Ranks
 from fuelflow.model.definition import Definition
 from fuelflow.model.names import named_leaves
-from fuelflow.step.batch import Batch, Rows, Stretch
+from fuelflow.step.across import combined, own_variables
+from fuelflow.step.batch import Batch, Rows, Stretch, rows_here, spec_of
 from fuelflow.step.clipping import (
     clip_by_global_norm,
     clip_by_value,
@@ -21,12 +23,13 @@ from fuelflow.step.clipping import (
     sum_in_order,
 )
 from fuelflow.step.forward import Forward
-from fuelflow.step.gradients import Backward, Flag, Harvest
+from fuelflow.step.gradients import JOINED, Backward, Flag, Harvest, Own
 from fuelflow.step.optimizer import scale_updates
 from fuelflow.step.outcome import METRIC, SQUARES, WEIGHT
 from fuelflow.step.packing import Packed, pack
 from fuelflow.step.rules import StepRules
 from fuelflow.step.spec import changes_between, leaf_text
+from fuelflow.step.tally import Tally
 from fuelflow.step.weighted import Mean
 
 
@@ -38,6 +41,7 @@ class Moving(NamedTuple):
     opt_state: PyTree
     step: Array
     num_skipped: Array
+    sums: Tally | None
 
 
 class Fixed(NamedTuple):
@@ -86,6 +90,7 @@ class Engine:
         can_branch: Whether the device takes a branch without asking the host. A GPU
             does not, so there both results are computed and one is selected. On a CPU
             selecting is slower, and changes how multiplications and additions fuse.
+        ranks: What a batch's rows are spread over.
     """
 
     rules: StepRules
@@ -93,6 +98,7 @@ class Engine:
     trained_names: tuple[str, ...]
     multipliers: Mapping[str, float]
     can_branch: bool
+    ranks: Ranks
 
     def step(
         self, moving: Moving, fixed: Fixed, batch: BatchTree
@@ -138,7 +144,9 @@ class Engine:
         beside, before = found.beside
         if not self.rules.keeps_bad_updates:
             beside = jax.tree.map(partial(jnp.where, is_finite), beside, before)
-        return after, packed, Seen(found.sown, found.fetched, beside)
+        after = self.ranks.keep_whole(after._replace(sums=None))
+        after = after._replace(sums=self._summed(moving.sums, found, is_finite))
+        return after, packed, Seen(found.all_sown(), found.fetched, beside)
 
     def run(
         self, moving: Moving, fixed: Fixed, batches: BatchTree | Stretch
@@ -181,8 +189,9 @@ class Engine:
         found = self.harvest(moving, fixed, batch)
         one = jnp.int32(1)
         loss = _or_nan(found.loss)
-        held = Held(loss, found.grads, found.variables, found.sown, one)
-        return held, Seen(found.sown, found.fetched, found.beside[0])
+        sown = found.all_sown()
+        held = Held(loss, found.grads, found.variables, sown, one)
+        return held, Seen(sown, found.fetched, found.beside[0])
 
     def add(
         self, held: Held, moving: Moving, fixed: Fixed, batch: BatchTree
@@ -194,10 +203,10 @@ class Engine:
             held.loss + _or_nan(found.loss),
             jax.tree.map(jnp.add, held.grads, found.grads),
             found.variables,
-            found.sown,
+            found.all_sown(),
             held.num_passes + 1,
         )
-        return added, Seen(found.sown, found.fetched, found.beside[0])
+        return added, Seen(added.sown, found.fetched, found.beside[0])
 
     def apply(
         self, moving: Moving, fixed: Fixed, held: Held
@@ -208,10 +217,11 @@ class Engine:
             {},
             held.grads,
             held.variables,
-            held.sown,
+            (held.sown, {}),
             (),
             ((), ()),
             Flag(False),
+            Own({}, jnp.zeros(self.ranks.count, jnp.int32)),
         )
         return self.finish(moving, fixed, found)
 
@@ -232,16 +242,29 @@ class Engine:
             num_passes: Backward passes before this one in the same step, each of which
                 has a key of its own.
         """
-        trained, frozen = self._split(moving.params)
         key = jax.random.fold_in(fixed.key, moving.step)
         if num_passes is not None:
             key = jax.random.fold_in(key, num_passes)
-        backward = Backward(self.rules.loss, self.definition, frozen)
-        if self.rules.accumulate_steps == 1:
-            return backward(trained, moving.variables, batch, key)
-        return backward.by_microbatch(
-            trained, moving.variables, batch, key, self.rules.accumulate_steps
-        )
+        reader = self.rules.loss
+        ranks = OneRank() if reader.sees_all_rows else self.ranks
+
+        def harvest_here(
+            params: Params, variables: Variables, batch: BatchTree, key: jax.Array
+        ) -> Harvest:
+            trained, frozen = self._split(params)
+            backward = Backward(reader, self.definition, frozen, ranks)
+            rows, key = rows_here(batch, ranks), ranks.own_key(key)
+            if self.rules.accumulate_steps == 1:
+                part = backward(trained, variables, rows, key)
+            else:
+                part = backward.by_microbatch(
+                    trained, variables, rows, key, self.rules.accumulate_steps
+                )
+            return part.join(ranks)
+
+        inputs = (WHOLE, WHOLE, spec_of(batch), WHOLE)
+        harvest = ranks.spread(harvest_here, inputs, JOINED)
+        return harvest(moving.params, moving.variables, batch, key)
 
     def grads(self, moving: Moving, fixed: Fixed, batch: BatchTree) -> Grads:
         """The unclipped gradients of one batch, by name."""
@@ -260,17 +283,41 @@ class Engine:
         """
         # A step folds in its number alone, so that no key serves twice.
         key = jax.random.fold_in(jax.random.fold_in(still.key, 0x7FFFFFFF), index)
-        forward = Forward(
-            self.definition, still.params, still.variables, key, training=False
-        )
-        if isinstance(batch, Rows):
-            batch = Batch.held(batch.fields, row_weight)
-        reading = self.rules.eval_loss.read(forward, batch, key, row_weight)
-        numbers = {"loss": reading.loss.mean, WEIGHT + "loss": reading.loss.weight}
-        for name, mean in reading.metrics.items():
-            numbers[METRIC + name] = mean.mean
-            numbers[WEIGHT + METRIC + name] = mean.weight
-        return pack(numbers, is_maskable=reading.is_maskable)
+        ranks = self.ranks
+
+        def evaluate_here(
+            still: Still, batch: BatchTree, row_weight: Array, key: jax.Array
+        ) -> tuple[dict[str, Mean], Flag]:
+            key = ranks.own_key(key)
+            variables = own_variables(still.variables, ranks)
+            forward = Forward(
+                self.definition, still.params, variables, key, training=False
+            )
+            if isinstance(batch, Rows):
+                batch = Batch.held(batch.fields, row_weight)
+            reading = self.rules.eval_loss.read(forward, batch, key, row_weight)
+            means = combined({"loss": reading.loss, **reading.metrics}, ranks)
+            return means, Flag(reading.is_maskable)
+
+        evaluate = ranks.spread(evaluate_here, (WHOLE, ROWS, ROWS, WHOLE), WHOLE)
+        means, is_maskable = evaluate(still, batch, row_weight, key)
+        numbers = {"loss": means["loss"].mean, WEIGHT + "loss": means["loss"].weight}
+        for name, mean in means.items():
+            if name != "loss":
+                numbers[METRIC + name] = mean.mean
+                numbers[WEIGHT + METRIC + name] = mean.weight
+        return pack(numbers, is_maskable=is_maskable.is_set)
+
+    def _summed(
+        self, sums: Tally | None, found: Harvest, is_finite: Array
+    ) -> Tally | None:
+        """The sums with a step's own added, unless the step was left out."""
+        if sums is None:
+            return None
+        after = sums.plus(found.own.means, found.own.num_rows)
+        if not self.rules.keeps_bad_updates:
+            after = jax.tree.map(partial(jnp.where, is_finite), after, sums)
+        return self.ranks.keep_rows(after)
 
     def _split(self, params: Params) -> tuple[Params, Params]:
         trained = {name: params[name] for name in self.trained_names}
@@ -317,7 +364,12 @@ class Engine:
             updates = scale_updates(updates, self.multipliers)
             params = cast(Params, optax.apply_updates(trained, updates))
             step = moving.step + 1
-            return Moving(params, found.variables, opt_state, step, moving.num_skipped)
+            return moving._replace(
+                params=params,
+                variables=found.variables,
+                opt_state=opt_state,
+                step=step,
+            )
 
         def keep() -> Moving:
             num_skipped = moving.num_skipped + 1

@@ -12,7 +12,7 @@ from fuelflow.step.batch import Batch, filled_up, weight_of_rows
 from fuelflow.step.outcome import Evaluation
 from fuelflow.step.packing import Layout, Packed
 from fuelflow.step.programs import Programs, still_part
-from fuelflow.step.spec import num_rows
+from fuelflow.step.spec import num_rows, require_rows_for_all
 from fuelflow.step.stacking import at_least_one, iterator_of
 from fuelflow.step.state import TrainState
 
@@ -39,6 +39,8 @@ def evaluate_batches(
     layout: Layout | None = None
     for index, batch in enumerate(at_least_one(iterator_of(batches))):
         filled, row_weight = _as_evaluated(programs, state, batch, fill_up=fill_up)
+        require_rows_for_all(num_rows(filled), programs.placement.ranks.count)
+        filled, row_weight = programs.placement.rows((filled, row_weight))
         packed: Packed = programs.evaluate(
             filled, still_part(state), filled, row_weight, np.int32(index)
         )
@@ -61,26 +63,37 @@ def _as_evaluated(
     """A batch at the size it runs at, and the weight of its rows."""
     own_weight = None
     if type(batch) is Batch:
-        may_fill = fill_up and batch.is_filled_up
-        if may_fill and programs.masks_evaluation(batch, state):
+        if fill_up and batch.is_filled_up:
             rows = batch.rows()
-            return rows._replace(weight=None), rows.weight
+            fields = rows._replace(weight=None)
+            if programs.masks_evaluation(fields, state):
+                return fields, rows.weight
         rows = batch.true_rows()
         own_weight = rows.weight
         batch = rows._replace(weight=None)
     is_known = programs.evaluate.find(batch) is not None  # refuses a wrong batch
     may_fill = fill_up and not is_known
-    filled, weight = _fill_up(programs, batch) if may_fill else _whole(batch)
+    filled, weight = _fill_up(programs, state, batch) if may_fill else _whole(batch)
     if own_weight is not None:
         weight[: num_rows(batch)] *= np.asarray(own_weight, np.float32)
     return filled, weight
 
 
-def _fill_up(programs: Programs, batch: BatchTree) -> tuple[BatchTree, np.ndarray]:
-    """A batch at the size of a program there is, if one will do, and row weights."""
+def _fill_up(
+    programs: Programs, state: TrainState, batch: BatchTree
+) -> tuple[BatchTree, np.ndarray]:
+    """A batch at the size of a program there is, if one will do, and row weights.
+
+    If none will, it has the next size that the ranks divide.
+    """
     size = _find_larger(programs, batch)
     if size is None:
-        return _whole(batch)
+        num_ranks = programs.placement.ranks.count
+        size = -(-num_rows(batch) // num_ranks) * num_ranks
+        if size == num_rows(batch):
+            return _whole(batch)
+        if not programs.masks_evaluation(filled_up(batch, size), state):
+            return _whole(batch)
     weight = weight_of_rows(num_rows(batch), size)
     return filled_up(batch, size), weight
 

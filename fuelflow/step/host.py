@@ -5,10 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.tree_util import tree_flatten_with_path
 
 from fuelflow._errors import StateMismatchError, UsedStateError
-from fuelflow.devices.placement import SingleDevice, device_of
+from fuelflow.devices.placement import OnMesh, Placement, SingleDevice, device_of
 from fuelflow.model.definition import Definition
 from fuelflow.model.functional import make_functional
 from fuelflow.model.names import path_name, select_names
@@ -28,20 +29,22 @@ class Host:
     Args:
         rules: What a step does.
         log: Where compilations are accounted for.
+        mesh: The devices to train on; None for the one that the model is on.
     """
 
-    def __init__(self, rules: StepRules, log: CompileLog) -> None:
+    def __init__(
+        self, rules: StepRules, log: CompileLog, mesh: Mesh | None = None
+    ) -> None:
         self.rules = rules
         self.log = log
+        self._on_mesh = None if mesh is None else OnMesh(mesh)
         self._programs: Programs | None = None
 
     def init(self, model: Any, key: jax.Array) -> TrainState:
         """A first state for a model, whose own arrays are copied."""
         functional = make_functional(model)
         trained = self._trained_names(functional.definition)
-        placement = SingleDevice(
-            device_of({**functional.params, **functional.variables})
-        )
+        placement = self.placement_of({**functional.params, **functional.variables})
         params, variables = placement.place(
             (functional.params, functional.variables), copy=True
         )
@@ -59,6 +62,7 @@ class Host:
             lr_scale=jnp.float32(1),
             key=key,
             sown={},
+            sums=None,
             definition=functional.definition,
         )
         state = evolve(state, **placement.place(arrays_of(state)))
@@ -66,11 +70,19 @@ class Host:
         known = self._programs
         if (
             known is None
-            or known.placement.device != placement.device
+            or known.placement != placement
             or not known.spec.matches(spec)
         ):
             self._programs = self._make_programs(spec, placement)
         return evolve(state, flight=Flight(0, 0))
+
+    def placement_of(self, arrays: Any) -> Placement:
+        """Where a model with such arrays is trained.
+
+        Raises:
+            ValueError: If they are on several devices, and the loop has no mesh.
+        """
+        return self._on_mesh or SingleDevice(device_of(arrays))
 
     def adopt(self, state: TrainState, *, keep: bool) -> TrainState:
         """A state of another loop over the same model, as this one goes on with it.
@@ -92,7 +104,7 @@ class Host:
             opt_state = _with_kept(opt_state, state.opt_state)
         flight = state.flight
         state = evolve(state, opt_state=opt_state, spec=None)
-        placement = SingleDevice(device_of(state.params))
+        placement = self.placement_of(state.params)
         state = evolve(state, **placement.place(arrays_of(state)))
         spec = make_spec(state.definition, arrays_of(state))
         self._programs = self._make_programs(spec, placement)
@@ -149,7 +161,7 @@ class Host:
 
     def _bind(self, state: TrainState) -> Programs:
         """Programs for the model that a state of some other loop brings along."""
-        placement = SingleDevice(device_of(state.params))
+        placement = self.placement_of(state.params)
         trained = self._trained_names(state.definition)
         missing = [
             name for name in state.definition.param_names if name not in state.params
@@ -169,12 +181,18 @@ class Host:
             spec = state.spec
         return self._make_programs(spec, placement)
 
-    def _make_programs(self, spec: StateSpec, placement: SingleDevice) -> Programs:
+    def _make_programs(self, spec: StateSpec, placement: Placement) -> Programs:
         names = spec.definition.param_names
         trained = self._trained_names(spec.definition)
         multipliers = rate_multipliers(self.rules.lr_groups, names, frozenset(trained))
-        can_branch = placement.device.platform != "gpu"
-        engine = Engine(self.rules, spec.definition, trained, multipliers, can_branch)
+        engine = Engine(
+            self.rules,
+            spec.definition,
+            trained,
+            multipliers,
+            can_branch=placement.platform != "gpu",
+            ranks=placement.ranks,
+        )
         return Programs(engine, spec, placement, self.log)
 
     def _trained_names(self, definition: Definition) -> tuple[str, ...]:

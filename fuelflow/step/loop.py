@@ -7,10 +7,11 @@ from typing import Any, Literal, SupportsIndex
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from fuelflow._types import Batch as BatchTree
 from fuelflow._types import Grads, LossFunction, Schedule
-from fuelflow.devices.placement import SingleDevice, copied, device_of
+from fuelflow.devices.ranks import checked_mesh
 from fuelflow.model.nnx import write_into
 from fuelflow.step.batch import Batch
 from fuelflow.step.checks import checked_choice, checked_count, checked_rate
@@ -62,6 +63,14 @@ class TrainingLoop:
             step is done, without waiting for it.
         strict_compile: Whether compiling a program a second time is an error.
         max_in_flight: Dispatches the host may be ahead of the device.
+        mesh: Devices to train on, such as `mesh` makes: each along its axis ``data`` is
+            a rank, with rows of its own of every batch. By default the one device that
+            the model is on. Batch sizes are those of all ranks together. The update is
+            the one that a single device would make of the whole batch, up to rounding,
+            and the same on every rank. Random keys differ from rank to rank. A
+            BatchNorm shares its statistics if it names the axis ``"data"``; else they
+            are each rank's own, averaged after the step. A scalar loss or metric is
+            the mean over a rank's rows.
 
     Raises:
         TypeError: If an argument has the wrong kind.
@@ -94,6 +103,7 @@ class TrainingLoop:
     log_interval: int | None = None
     strict_compile: bool = False
     max_in_flight: int = 64
+    mesh: Mesh | None = None
     _host: Host = field(init=False, repr=False, compare=False)
     _dispatcher: Dispatcher = field(init=False, repr=False, compare=False)
 
@@ -120,7 +130,8 @@ class TrainingLoop:
             lr_groups=self.lr_groups,
             keeps_bad_updates=self.nonfinite == "propagate",
         )
-        host = Host(rules, CompileLog(is_strict=self.strict_compile))
+        mesh = None if self.mesh is None else checked_mesh(self.mesh)
+        host = Host(rules, CompileLog(is_strict=self.strict_compile), mesh)
         object.__setattr__(self, "_host", host)
         dispatcher = Dispatcher(
             host, self.nonfinite == "raise", self.log_interval, self.max_in_flight
@@ -238,6 +249,7 @@ class TrainingLoop:
         state, programs = self._host.ready(state)
         if type(batch) is Batch:
             batch = programs.rows_of(batch, state)
+        batch = programs.placed(batch)
         return programs.grads(batch, moving_part(state), fixed_part(state), batch)
 
     def evaluate(
@@ -287,7 +299,8 @@ class TrainingLoop:
         state, programs = self._host.ready(state)
         if type(batch) is Batch:
             batch = programs.rows_of(batch, state)
-        executable = programs.step.executable(
+        batch = programs.placed(batch)
+        executable = programs.steps(state).step.executable(
             batch, moving_part(state), fixed_part(state), batch
         )
         engine = programs.engine
@@ -308,10 +321,11 @@ class TrainingLoop:
             NonFiniteError: If a step so far was not finite.
             UsedStateError: If a step has taken over the state's buffers.
         """
-        state, _ = self._host.ready(state)
+        state, programs = self._host.ready(state)
         assert state.flight is not None
         state.flight.land()
-        params, variables = copied((state.params, state.variables))
+        arrays = (state.params, state.variables)
+        params, variables = programs.placement.taken(arrays)
         if into is None:
             return state.definition.build(params, variables)
         write_into(into, params, variables)
@@ -330,7 +344,7 @@ class TrainingLoop:
             ValueError: If it is negative or not finite, or the optimizer keeps its own.
         """
         self._host.rules.require_given_rate("`set_lr`")
-        return _with_scalar(state, "lr", np.float32(checked_rate("lr", lr)))
+        return self._with_scalar(state, "lr", np.float32(checked_rate("lr", lr)))
 
     def set_lr_scale(self, state: TrainState, scale: float) -> TrainState:
         """The state with another factor on the rate, scheduled or set; 1 at first.
@@ -345,7 +359,8 @@ class TrainingLoop:
             ValueError: If it is negative or not finite, or the optimizer keeps its own.
         """
         self._host.rules.require_given_rate("`set_lr_scale`")
-        return _with_scalar(state, "lr_scale", np.float32(checked_rate("scale", scale)))
+        value = np.float32(checked_rate("scale", scale))
+        return self._with_scalar(state, "lr_scale", value)
 
     def set_global_step(self, state: TrainState, step: int) -> TrainState:
         """The state with another count of completed updates.
@@ -362,12 +377,13 @@ class TrainingLoop:
             ValueError: If it is negative.
         """
         step = checked_count("step", step, least=0)
-        changed = _with_scalar(state, "step", np.int32(step))
+        changed = self._with_scalar(state, "step", np.int32(step))
         if changed.flight is not None:
             changed.flight.set_step(step)
         return changed
 
-
-def _with_scalar(state: TrainState, name: str, value: np.generic) -> TrainState:
-    placement = SingleDevice(device_of(state.params))
-    return evolve(state, **{name: placement.put(value)})
+    def _with_scalar(
+        self, state: TrainState, name: str, value: np.generic
+    ) -> TrainState:
+        placement = self._host.placement_of(state.params)
+        return evolve(state, **{name: placement.put(value)})

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from fuelflow._errors import MissingFieldError
 from fuelflow._types import Array, Batch, LossFunction
@@ -17,19 +18,28 @@ class LossReading(NamedTuple):
     """What one call of a loss function said, as weighted means.
 
     ``is_maskable`` is true if every value can be told apart by row, so that rows of
-    weight 0 change none of them. ``fetched`` are arrays that ride along; ``beside`` are
-    others that the pass changed, after and before it, which go the way of the state.
+    weight 0 change none of them. ``rows`` are those the pass went through, and
+    ``num_counted`` how many of them have a weight. ``fetched`` are arrays that ride
+    along; ``beside`` are others that the pass changed, after and before it, which go
+    the way of the state.
     """
 
     loss: Mean
     metrics: dict[str, Mean]
     is_maskable: bool
+    rows: int = 0
+    num_counted: Any = 0
     fetched: Any = ()
     beside: tuple[Any, Any] = ((), ())
 
 
 class LossReader(Protocol):
     """What the engine asks for the loss of one forward pass."""
+
+    @property
+    def sees_all_rows(self) -> bool:
+        """Whether it is written for a whole batch: no rank may run it on its rows."""
+        ...
 
     def read(
         self,
@@ -48,6 +58,8 @@ class Loss:
 
     function: LossFunction
     key_style: Literal["positional", "keyword", "none"]
+
+    sees_all_rows = False
 
     def read(
         self,
@@ -82,6 +94,8 @@ class Loss:
             read_form(loss, "the loss", num_rows, row_weight),
             means,
             all(is_maskable(form, num_rows) for form in forms),
+            num_rows,
+            num_rows if row_weight is None else jnp.count_nonzero(row_weight),
         )
 
     def _call(self, model: Any, batch: Batch, key: jax.Array) -> Any:

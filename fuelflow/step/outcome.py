@@ -100,7 +100,7 @@ class StepOutcome:
         if self._uneven is not None:
             raise ValueError(
                 "a loss must return the same metrics for every batch of a run, got "
-                f"{_metrics_in(self._layout)} and {_metrics_in(self._uneven)}"
+                f"{metrics_in(self._layout)} and {metrics_in(self._uneven)}"
             )
         return {name: self._read(METRIC + name) for name in self._metric_names()}
 
@@ -108,6 +108,12 @@ class StepOutcome:
     def finite(self) -> Any:
         """Whether loss and gradient norm were finite."""
         return self.realize()["finite"] != 0
+
+    @property
+    def output(self) -> Array:
+        """What is on the devices, of an outcome that was not read yet."""
+        assert self._words is not None
+        return self._words
 
     def is_ready(self) -> bool:
         """Whether reading would not wait."""
@@ -187,7 +193,7 @@ class StepOutcome:
         self._flight.raise_once(error)
 
     def _metric_names(self) -> list[str]:
-        return [] if self._uneven is not None else _metrics_in(self._layout)
+        return [] if self._uneven is not None else metrics_in(self._layout)
 
     def __str__(self) -> str:
         self._read("finite")
@@ -267,7 +273,8 @@ def _is_ready(array: Array) -> bool:
     return cast(Any, array).is_ready()
 
 
-def _metrics_in(layout: Layout) -> list[str]:
+def metrics_in(layout: Layout) -> list[str]:
+    """The names of the metrics that a layout has."""
     names = (name for name in layout.names if name.startswith(METRIC))
     return [name.removeprefix(METRIC) for name in names]
 

@@ -1,18 +1,39 @@
 """The programs of one loop for one model, and the states they take."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import jax
 import numpy as np
 
 from fuelflow._types import PyTree
-from fuelflow.devices.placement import SingleDevice
-from fuelflow.step.batch import Batch, Rows
+from fuelflow.devices.placement import Placement
+from fuelflow.step.batch import Batch, Rows, Stretch
 from fuelflow.step.engine import Engine, Fixed, Moving, Still
+from fuelflow.step.outcome import metrics_in
+from fuelflow.step.packing import Layout
 from fuelflow.step.program import CompileLog, Program
-from fuelflow.step.spec import StateSpec, check_batch
+from fuelflow.step.spec import StateSpec, check_batch, num_rows, require_rows_for_all
+from fuelflow.step.stacking import stack
 from fuelflow.step.state import TrainState
+from fuelflow.step.tally import Tally, zero_tally
+
+
+@dataclass(frozen=True)
+class StepPrograms:
+    """A step, and many in one dispatch.
+
+    Attributes:
+        step: Over one batch.
+        run: Over each of stacked batches.
+        stretch: Over batches of rows that are on the device, which a loader has
+            checked.
+    """
+
+    step: Program
+    run: Program
+    stretch: Program
 
 
 class Programs:
@@ -26,7 +47,7 @@ class Programs:
     """
 
     def __init__(
-        self, engine: Engine, spec: StateSpec, placement: SingleDevice, log: CompileLog
+        self, engine: Engine, spec: StateSpec, placement: Placement, log: CompileLog
     ) -> None:
         self.engine = engine
         self.spec = spec
@@ -34,17 +55,65 @@ class Programs:
         self.log = log
 
         program = partial(Program, log=log, fixed_table=spec.table)
-        check = partial(check_batch, device=placement.device)
-        check_parts = partial(check, num_microbatches=engine.rules.accumulate_steps)
-        self.step = program("step", engine.step, check_batch=check_parts, donate=(0,))
-        self.run = program("run", engine.run, check_batch=check_parts, donate=(0,))
-        # Over rows that are on the device, which a loader has checked.
-        self.stretch = program(
-            "run on resident data", engine.run, check_batch=_accept, donate=(0,)
+        check = partial(check_batch, placement=placement)
+        check_parts = partial(
+            check,
+            num_ranks=placement.ranks.count,
+            num_microbatches=engine.rules.accumulate_steps,
         )
+
+        def make_steps(suffix: str) -> StepPrograms:
+            return StepPrograms(
+                program(
+                    "step" + suffix, engine.step, check_batch=check_parts, donate=(0,)
+                ),
+                program(
+                    "run" + suffix, engine.run, check_batch=check_parts, donate=(0,)
+                ),
+                program(
+                    "run on resident data" + suffix,
+                    engine.run,
+                    check_batch=_accept,
+                    donate=(0,),
+                ),
+            )
+
+        self._plain = make_steps("")
+        self._summing = make_steps(", with sums")
         self.grads = program("grads", engine.grads, check_batch=check_parts)
         self.evaluate = program("evaluate", engine.evaluate, check_batch=check)
+        self._sum_names: tuple[str, ...] | None = None
         self._is_maskable: dict[str, bool] = {}
+
+    def steps(self, state: TrainState) -> StepPrograms:
+        """The programs for states like this one, which keep account or do not."""
+        return self._plain if state.sums is None else self._summing
+
+    def placed(self, batch: PyTree) -> PyTree:
+        """A batch's arrays where the programs take them.
+
+        Raises:
+            TypeError: If it is no batch.
+            ValueError: If the ranks do not divide its rows.
+        """
+        try:
+            return self.placement.rows(batch)
+        except (TypeError, ValueError):
+            self.grads.check(batch)
+            raise
+
+    def placed_stack(self, batches: list[PyTree]) -> PyTree:
+        """Batches of one shape, stacked where the programs take them.
+
+        Raises:
+            TypeError: As `placed`.
+            ValueError: As `placed`.
+        """
+        try:
+            return self.placement.rows(stack(batches), axis=1)
+        except (TypeError, ValueError):
+            self.grads.check(batches[0])
+            raise
 
     def rows_of(self, batch: Batch, state: TrainState) -> Rows:
         """A loader's batch as `step` takes it.
@@ -54,6 +123,7 @@ class Programs:
         shape.
         """
         if batch.is_filled_up and not self._masks_step(batch, state):
+            require_rows_for_all(batch.size, self.placement.ranks.count)
             return batch.true_rows()
         return batch.rows()
 
@@ -61,20 +131,40 @@ class Programs:
         known = self._is_maskable.get("step")
         if known is None:
             rows = batch.rows()
-            self.step.check(rows)
-            arguments = (moving_part(state), fixed_part(state), rows)
-            _, packed, _ = jax.eval_shape(self.engine.step, *arguments)
-            known = self._is_maskable["step"] = packed.layout.is_maskable
+            self._plain.step.check(rows)
+            known = self._is_maskable["step"] = self._layout(state, rows).is_maskable
         return known
 
-    def masks_evaluation(self, batch: Batch, state: TrainState) -> bool:
-        """Whether an evaluation can leave out rows that fill a batch up."""
+    def zero_sums(self, state: TrainState, batch: PyTree) -> Tally:
+        """An account of nothing yet, for steps over batches, or stretches, like this.
+
+        Raises:
+            TypeError: As a step over the batch.
+            ValueError: As a step over the batch.
+        """
+        if self._sum_names is None:
+            is_stretch = isinstance(batch, Stretch)
+            if not is_stretch:
+                self._plain.step.check(batch)
+            layout = self._layout(state, batch.pick_first() if is_stretch else batch)
+            self._sum_names = ("loss", *metrics_in(layout))
+        zeros = zero_tally(self._sum_names, self.placement.ranks.count)
+        return self.placement.rows(zeros)
+
+    def _layout(self, state: TrainState, batch: PyTree) -> Layout:
+        """How the outcome of a step over a batch is laid out, without compiling."""
+        moving = moving_part(state)._replace(sums=None)
+        arguments = (moving, fixed_part(state), batch)
+        _, packed, _ = jax.eval_shape(self.engine.step, *arguments)
+        return packed.layout
+
+    def masks_evaluation(self, batch: PyTree, state: TrainState) -> bool:
+        """Whether an evaluation can leave out rows that fill such a batch up."""
         known = self._is_maskable.get("evaluate")
         if known is None:
-            rows = batch.rows()._replace(weight=None)
-            self.evaluate.check(rows)
-            weight, index = np.ones(batch.num_held, np.float32), np.int32(0)
-            arguments = (still_part(state), rows, weight, index)
+            self.evaluate.check(batch)
+            weight, index = np.ones(num_rows(batch), np.float32), np.int32(0)
+            arguments = (still_part(state), batch, weight, index)
             packed = jax.eval_shape(self.engine.evaluate, *arguments)
             known = self._is_maskable["evaluate"] = packed.layout.is_maskable
         return known
@@ -87,7 +177,12 @@ def _accept(batch: Batch) -> None:
 def moving_part(state: TrainState) -> Moving:
     """The part of a state that a step replaces."""
     return Moving(
-        state.params, state.variables, state.opt_state, state.step, state.num_skipped
+        state.params,
+        state.variables,
+        state.opt_state,
+        state.step,
+        state.num_skipped,
+        state.sums,
     )
 
 
@@ -103,4 +198,6 @@ def still_part(state: TrainState) -> Still:
 
 def arrays_of(state: TrainState) -> Mapping[str, PyTree]:
     """A state's arrays by field, without what the last step left to look at."""
-    return {**moving_part(state)._asdict(), **fixed_part(state)._asdict()}
+    arrays = {**moving_part(state)._asdict(), **fixed_part(state)._asdict()}
+    del arrays["sums"]
+    return arrays

@@ -12,7 +12,7 @@ from jax.tree_util import DictKey, GetAttrKey, KeyPath, tree_flatten_with_path
 
 from fuelflow._errors import StateMismatchError
 from fuelflow._types import Batch, PyTree
-from fuelflow.devices.placement import Device
+from fuelflow.devices.placement import Placement
 from fuelflow.model.definition import Definition, is_array
 from fuelflow.model.names import path_name
 
@@ -155,13 +155,20 @@ def num_rows(batch: Batch) -> int:
     return jax.tree.leaves(batch)[0].shape[0]
 
 
-def check_batch(batch: Batch, device: Device, num_microbatches: int = 1) -> None:
+def check_batch(
+    batch: Batch,
+    placement: Placement,
+    *,
+    num_ranks: int = 1,
+    num_microbatches: int = 1,
+) -> None:
     """Refuses a batch that no program should be made for, or run with.
 
     Raises:
         TypeError: If a leaf is no numeric array.
         ValueError: If it has no leaves or rows, its leaves disagree on the leading
-            axis or are on another device, or the microbatches do not divide it.
+            axis or are on another device, or the ranks or microbatches do not divide
+            it.
     """
     paths, _ = tree_flatten_with_path(batch)
     if not paths:
@@ -170,7 +177,7 @@ def check_batch(batch: Batch, device: Device, num_microbatches: int = 1) -> None
     for path, leaf in paths:
         name = "batch" + _index_text(path)
         require_array(name, leaf)
-        _require_on(device, name, leaf)
+        placement.require_reachable(name, leaf)
         if not leaf.shape:
             raise ValueError(f"`{name}` must have a leading batch axis, got a scalar")
         sizes[name] = leaf.shape[0]
@@ -182,22 +189,29 @@ def check_batch(batch: Batch, device: Device, num_microbatches: int = 1) -> None
         raise ValueError(
             f"`batch` must have at least one row, got {leaf_text(paths[0][1])}"
         )
-    if rows % num_microbatches:
+    require_rows_for_all(rows, num_ranks)
+    if rows // num_ranks % num_microbatches:
+        of_each = "" if num_ranks == 1 else f" of each of {num_ranks} ranks"
         raise ValueError(
             f"`accumulate_steps` must divide the batch, got {num_microbatches} "
-            f"microbatches for {rows} rows"
+            f"microbatches for {rows // num_ranks} rows{of_each}"
         )
 
 
-def _require_on(device: Device, name: str, leaf: Any) -> None:
-    if isinstance(leaf, jax.Array) and leaf.committed:
-        places = leaf.sharding.device_set
-        if places != {device}:
-            where = next(iter(places)) if len(places) == 1 else f"{len(places)} devices"
-            raise ValueError(
-                f"`{name}` must be where the state is, on {device}, but is on {where}: "
-                "leave batches on the host, or move them with jax.device_put"
-            )
+def require_rows_for_all(num_rows: int, num_ranks: int) -> None:
+    """Refuses a batch whose rows cannot be dealt out evenly.
+
+    Raises:
+        ValueError: With what can be done.
+    """
+    if num_rows % num_ranks:
+        raise ValueError(
+            f"the {num_ranks} ranks of the mesh must divide the rows of a batch, got "
+            f"{num_rows}: take a batch size that is a multiple of {num_ranks}; and for "
+            "the end of an epoch have the loss return one value for each row, so that "
+            "the loader can fill the batch up (not with statistics of a batch, as of "
+            "BatchNorm), or drop those rows with DataLoader(drop_last=True)"
+        )
 
 
 def require_array(name: str, leaf: Any) -> None:

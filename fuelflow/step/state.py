@@ -11,6 +11,7 @@ from fuelflow.model.definition import Definition
 if TYPE_CHECKING:
     from fuelflow.step.flight import Flight
     from fuelflow.step.spec import StateSpec
+    from fuelflow.step.tally import Tally
 
 
 NO_RATE = -1.0
@@ -35,6 +36,8 @@ class TrainState:
         key: The run's random key; the step folds its number in.
         sown: What the last step's forward pass created, such as values recorded with
             ``sow``, by dotted name. Empty before the first step; a step never reads it.
+        sums: What the steps of an epoch added up so far, rank by rank; None unless a
+            `Trainer` keeps account of the epoch.
         definition: The model without its arrays; static.
     """
 
@@ -47,6 +50,7 @@ class TrainState:
     lr_scale: Scalar
     key: jax.Array
     sown: Variables
+    sums: "Tally | None"
     definition: Definition
     # Of this process only, lost when the tree is rebuilt: the mark of a loop that has
     # seen the arrays to be as its programs expect, and the steps on their way.
@@ -78,6 +82,7 @@ jax.tree_util.register_dataclass(
         "lr_scale",
         "key",
         "sown",
+        "sums",
     ],
     meta_fields=["definition"],
 )

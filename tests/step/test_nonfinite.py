@@ -184,8 +184,10 @@ def test_selecting_equals_branching(monkeypatch: pytest.MonkeyPatch):
     original: Any = Engine.__init__
     for can_branch in (True, False):
 
-        def forced(self: Any, *args: Any, choice: Any = can_branch) -> None:
-            original(self, *args[:4], choice)
+        def forced(
+            self: Any, *args: Any, choice: Any = can_branch, **named: Any
+        ) -> None:
+            original(self, *args, **{**named, "can_branch": choice})
 
         monkeypatch.setattr(Engine, "__init__", forced)
         loop = _loop(nonfinite="skip")

@@ -1,0 +1,1 @@
+"""Running epochs: the trainer, its account of each epoch, and its handle."""

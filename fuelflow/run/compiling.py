@@ -1,0 +1,43 @@
+"""How long this process has compiled, whoever asked for it."""
+
+import threading
+
+import jax
+
+_EVENTS = frozenset(
+    f"/jax/core/compile/{part}_duration"
+    for part in ("jaxpr_trace", "jaxpr_to_mlir_module", "backend_compile")
+)
+
+
+class _CompileClock:
+    """Adds up what JAX reports; there can be only one, as listeners never leave."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._secs = 0.0
+        self._is_listening = False
+
+    def read(self) -> float:
+        with self._lock:
+            if not self._is_listening:
+                jax.monitoring.register_event_duration_secs_listener(self._add)
+                self._is_listening = True
+            return self._secs
+
+    def _add(self, event: str, duration_secs: float, **_: str | int) -> None:
+        if event in _EVENTS:
+            with self._lock:
+                self._secs += duration_secs
+
+
+_clock = _CompileClock()
+
+
+def secs_compiled() -> float:
+    """Seconds that JAX reported so far for tracing, lowering and compiling.
+
+    Of functions inside each other both are counted, so of a stretch of time it may be
+    more than all. Counting begins with the first call.
+    """
+    return _clock.read()

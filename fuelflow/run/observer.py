@@ -1,0 +1,115 @@
+"""Seeing when devices are done, without making them wait."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import jax
+
+# Looking at a dispatch takes its thread some 10 µs: as much as all of a short step's.
+LEAST_INTERVAL_SECS = 1e-3
+
+
+@dataclass(frozen=True)
+class Observation:
+    """When each device of this process was done, and how long it was at work.
+
+    Attributes:
+        done: When its last work was seen done, by `time.perf_counter`.
+        busy: Seconds that it had work.
+    """
+
+    done: dict[Any, float]
+    busy: dict[Any, float]
+
+
+class _Sight(NamedTuple):
+    """Something to wait for: an output, and when the work on it began at the latest."""
+
+    output: jax.Array
+    started: float
+
+
+class Observer:
+    """Watches the outputs of dispatches from a thread of its own.
+
+    A device is at work from a dispatch, or from its last one's end if that is later,
+    until its own part of the output is ready. Dispatches less than a millisecond apart
+    are seen as one.
+
+    Args:
+        devices: The devices of this process.
+    """
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        self._devices = devices
+        self._sights: SimpleQueue[_Sight | threading.Event | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._watch, name="fuelflow observer", daemon=True
+        )
+        self._thread.start()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins anew, nothing being under way."""
+        self._done = dict.fromkeys(self._devices, 0.0)
+        self._busy = dict.fromkeys(self._devices, 0.0)
+        self._first: float | None = None
+        self._noted = 0.0
+        self._unseen: jax.Array | None = None
+
+    def note(self, output: jax.Array, started: float) -> None:
+        """Takes note of a dispatch.
+
+        Args:
+            output: One of its outputs, whole on every device, that nobody donates.
+            started: When the dispatch began, not counting a compilation.
+        """
+        if self._first is None:
+            self._first = started
+        if started - self._noted < LEAST_INTERVAL_SECS:
+            self._unseen = output
+            return
+        self._send(output)
+        self._noted = started
+
+    def finish(self) -> Observation:
+        """What was seen, once all that was noted is done."""
+        if self._unseen is not None:
+            self._send(self._unseen)
+        is_seen = threading.Event()
+        self._sights.put(is_seen)
+        is_seen.wait()
+        return Observation(self._done, self._busy)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._sights.put(None)
+        self._thread.join()
+
+    def _send(self, output: jax.Array) -> None:
+        assert self._first is not None
+        self._sights.put(_Sight(output, self._first))
+        self._first, self._unseen = None, None
+
+    def _watch(self) -> None:
+        while (sight := self._sights.get()) is not None:
+            if isinstance(sight, threading.Event):
+                sight.set()
+            else:
+                self._look(sight)
+            del sight  # which would keep the output until the next one
+
+    def _look(self, sight: _Sight) -> None:
+        parts = {part.device: part.data for part in sight.output.addressable_shards}
+        for device in self._devices:
+            # Whoever reads the output is told of an error.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                parts[device].block_until_ready()
+            now = time.perf_counter()
+            self._busy[device] += now - max(self._done[device], sight.started)
+            self._done[device] = now

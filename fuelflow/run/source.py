@@ -1,0 +1,198 @@
+"""Epochs of batches, from a loader or whatever else can be iterated."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Protocol
+
+from jax.sharding import Mesh
+
+from fuelflow.data.loader import DataLoader
+from fuelflow.run.compiling import secs_compiled
+from fuelflow.step.batch import Stretch, Stretchable
+from fuelflow.step.stacking import iterator_of
+
+
+class Source(Protocol):
+    """Where a trainer's batches come from."""
+
+    @property
+    def num_steps(self) -> int | None:
+        """Batches of an epoch, if that is known."""
+        ...
+
+    def epoch(self, epoch: int) -> "Timed":
+        """The batches of an epoch."""
+        ...
+
+    def facts(self) -> dict[str, str]:
+        """What must be the same on all processes."""
+        ...
+
+
+class Timed:
+    """An iterator over batches that knows how long it was waited for.
+
+    Attributes:
+        secs_waited: Seconds so far, compiling apart.
+        secs_compiling: Seconds of compiling so far, such as of a loader's transform.
+    """
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self.secs_waited = 0.0
+        self.secs_compiling = 0.0
+
+    def __iter__(self) -> "Timed":
+        return self
+
+    def __next__(self) -> Any:
+        with self._waiting():
+            return next(self._batches)
+
+    def stretch(self, num_steps: int) -> Stretch | None:
+        """The next batches in one, if they are on the device."""
+        if not isinstance(self._batches, Stretchable):
+            return None
+        with self._waiting():
+            return self._batches.stretch(num_steps)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        compiled, start = secs_compiled(), time.perf_counter()
+        try:
+            yield
+        finally:
+            secs = time.perf_counter() - start
+            compiling = min(secs, secs_compiled() - compiled)
+            self.secs_compiling += compiling
+            self.secs_waited += secs - compiling
+
+    def close(self) -> None:
+        """Lets go of what was made ahead."""
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+
+
+class LoaderSource:
+    """The epochs of a loader."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+
+    @property
+    def num_steps(self) -> int | None:
+        """Batches of an epoch; None for a stream without a length."""
+        try:
+            return len(self._loader)
+        except TypeError:
+            return None
+
+    def epoch(self, epoch: int) -> Timed:
+        """The loader's batches."""
+        return Timed(self._loader.epoch(epoch))
+
+    def facts(self) -> dict[str, str]:
+        """Its rows, batches and order."""
+        loader = self._loader
+        return {
+            "rows of the data": str(loader.num_rows),
+            "batch size": str(loader.batch_size),
+            "fields of the data": str(sorted(loader.field_names)),
+            "seed of the data": str(loader.seed),
+        }
+
+
+class IterableSource:
+    """Batches that can be gone through again and again."""
+
+    def __init__(self, batches: Iterable[Any], num_steps: int | None) -> None:
+        self._batches = batches
+        self._limit = num_steps
+
+    @property
+    def num_steps(self) -> int | None:
+        """The limit on an epoch, or its length where it has one."""
+        try:
+            length = len(self._batches)  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            return self._limit
+        return length if self._limit is None else min(length, self._limit)
+
+    def epoch(self, epoch: int) -> Timed:
+        """Another pass."""
+        del epoch
+        batches = iterator_of(self._batches)
+        return Timed(batches if self._limit is None else islice(batches, self._limit))
+
+    def facts(self) -> dict[str, str]:
+        """Their number."""
+        return {"batches of an epoch": str(self.num_steps)}
+
+
+class OngoingSource:
+    """An iterator that each epoch takes some more batches from."""
+
+    def __init__(self, batches: Iterator[Any], num_steps: int) -> None:
+        self._batches = batches
+        self.num_steps: int | None = num_steps
+
+    def epoch(self, epoch: int) -> Timed:
+        """The next batches."""
+        del epoch
+        return Timed(islice(self._batches, self.num_steps))
+
+    def facts(self) -> dict[str, str]:
+        """How many an epoch takes."""
+        return {"batches of an epoch": str(self.num_steps)}
+
+
+def make_source(
+    name: str,
+    batches: Any,
+    *,
+    mesh: Mesh | None,
+    steps_per_epoch: int | None,
+    epochs: int,
+) -> Source:
+    """The source that an argument stands for.
+
+    Args:
+        name: The argument's name.
+        batches: A `DataLoader`, an iterable of batches, or an iterator.
+        mesh: The devices that batches are to be on.
+        steps_per_epoch: Batches of an epoch, for what does not end by itself.
+        epochs: How often it is to be gone through.
+
+    Raises:
+        TypeError: If it cannot be iterated, or looks like one batch.
+        ValueError: If it can be gone through only once, or a loader is given a number
+            of steps.
+    """
+    if isinstance(batches, DataLoader):
+        if steps_per_epoch is not None:
+            raise ValueError(
+                "`steps_per_epoch` must be left out with a DataLoader, whose epochs "
+                f"have their own length, got {steps_per_epoch}"
+            )
+        if mesh is not None and batches.mesh is None:
+            batches = batches.on(mesh)
+        return LoaderSource(batches)
+    if isinstance(batches, Mapping) or not isinstance(batches, Iterable):
+        raise TypeError(
+            f"`{name}` must be a DataLoader or an iterable of batches, got a "
+            f"{type(batches).__name__}"
+        )
+    if not isinstance(batches, Iterator):
+        return IterableSource(batches, steps_per_epoch)
+    if steps_per_epoch is None and epochs > 1:
+        raise ValueError(
+            f"`{name}` must be iterable more than once for {epochs} epochs, got an "
+            f"iterator, a {type(batches).__name__}: give the iterable it came from, or "
+            "say with `steps_per_epoch` how many of its batches are an epoch"
+        )
+    if steps_per_epoch is None:
+        return IterableSource(batches, None)
+    return OngoingSource(batches, steps_per_epoch)
