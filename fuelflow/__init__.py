@@ -20,6 +20,7 @@ from fuelflow._errors import (
 )
 from fuelflow._rooms import find_public as __getattr__
 from fuelflow._rooms import list_public as __dir__
+from fuelflow.devices.ranks import mesh
 from fuelflow.model.linen import BoundLinen, Linen
 from fuelflow.step import schedules
 from fuelflow.step.batch import Batch
@@ -43,16 +44,25 @@ if TYPE_CHECKING:
     from fuelflow.graph.graph import Graph
     from fuelflow.graph.realize import realize
     from fuelflow.graph.wrap import lazy
+    from fuelflow.metrics.bottleneck import Bottleneck
+    from fuelflow.metrics.epoch import EpochMetrics
+    from fuelflow.metrics.history import History
+    from fuelflow.metrics.trend import Trend
+    from fuelflow.run.handle import TrainedState, TrainHandle
+    from fuelflow.run.trainer import Trainer
 
 __all__ = [
     "Batch",
+    "Bottleneck",
     "BoundLinen",
     "CompileRecord",
     "DataLoader",
     "Epoch",
+    "EpochMetrics",
     "Evaluation",
     "FuelflowError",
     "Graph",
+    "History",
     "Lazy",
     "Linen",
     "MissingFieldError",
@@ -69,13 +79,18 @@ __all__ = [
     "StateMismatchError",
     "StepOutcome",
     "StepPlan",
+    "TrainHandle",
     "TrainState",
+    "TrainedState",
+    "Trainer",
     "TrainingLoop",
+    "Trend",
     "UnwiredInputError",
     "UsedStateError",
     "Weighted",
     "WeightedSampler",
     "lazy",
+    "mesh",
     "realize",
     "schedules",
 ]

@@ -5,13 +5,20 @@ import sys
 from typing import Any
 
 _MODULES = {
+    "Bottleneck": "fuelflow.metrics.bottleneck",
     "DataLoader": "fuelflow.data.loader",
     "Epoch": "fuelflow.data.epoch",
+    "EpochMetrics": "fuelflow.metrics.epoch",
     "Graph": "fuelflow.graph.graph",
+    "History": "fuelflow.metrics.history",
     "Lazy": "fuelflow.graph.array",
     "Sampler": "fuelflow.data.samplers",
     "SequentialSampler": "fuelflow.data.samplers",
     "ShuffledSampler": "fuelflow.data.samplers",
+    "TrainHandle": "fuelflow.run.handle",
+    "TrainedState": "fuelflow.run.handle",
+    "Trainer": "fuelflow.run.trainer",
+    "Trend": "fuelflow.metrics.trend",
     "WeightedSampler": "fuelflow.data.samplers",
     "lazy": "fuelflow.graph.wrap",
     "realize": "fuelflow.graph.realize",

@@ -25,6 +25,8 @@ class Clocks:
         evaluating: The evaluation after it.
         calling_back: The user's callbacks before it.
         seen: What its devices were seen doing.
+        passing: A pass of each rank over its own rows, 0 for ranks of other processes;
+            None if that was not measured.
     """
 
     start: float
@@ -33,6 +35,7 @@ class Clocks:
     evaluating: float
     calling_back: float
     seen: Observation
+    passing: np.ndarray | None = None
 
 
 _COLUMNS = (
@@ -43,6 +46,7 @@ _COLUMNS = (
     "data_starve_ms",
     "eval_ms",
     "callback_ms",
+    "pass_ms",
 )
 
 
@@ -89,6 +93,7 @@ def _own_times(devices: Sequence[Any], clocks: Clocks) -> np.ndarray:
             clocks.waiting,
             clocks.evaluating,
             clocks.calling_back,
+            0.0 if clocks.passing is None else clocks.passing[rank],
         ]
     return np.maximum(table, 0.0) * 1e3
 

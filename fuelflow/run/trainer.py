@@ -9,17 +9,23 @@ from typing import Any, SupportsIndex
 
 import jax
 
+from fuelflow.devices.agreement import require_agreement
 from fuelflow.metrics.epoch import EpochMetrics
 from fuelflow.metrics.history import History
 from fuelflow.run.account import Clocks, Stopwatch, make_metrics
+from fuelflow.run.fingerprint import facts_of
 from fuelflow.run.handle import Mailbox, TrainedState, TrainHandle
 from fuelflow.run.observer import Observer
+from fuelflow.run.probe import Probe
 from fuelflow.run.source import make_source
+from fuelflow.run.stopping import StopSign
 from fuelflow.run.tempo import Tempo
+from fuelflow.step.batch import Pick
 from fuelflow.step.checks import checked_count
 from fuelflow.step.dispatch import Sent
 from fuelflow.step.loop import TrainingLoop
 from fuelflow.step.outcome import StepOutcome
+from fuelflow.step.program import CompileLog
 from fuelflow.step.programs import Programs
 from fuelflow.step.state import TrainState, evolve
 from fuelflow.step.tally import totals_of
@@ -54,6 +60,9 @@ class Trainer:
         steps_per_call: Steps in one dispatch, as in `TrainingLoop.run`. By default the
             first epochs find out whether several pay.
         seed: As in `TrainingLoop.init`.
+        probe_ranks: Whether, with several ranks, a pass of each over its own rows is
+            timed before each epoch, which tells a slow rank from those that wait for
+            it. That compiles one more program, and takes about as long as a step.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -85,6 +94,7 @@ class Trainer:
         steps_per_epoch: int | None = None,
         steps_per_call: int | None = None,
         seed: SupportsIndex | jax.Array = 0,
+        probe_ranks: bool = True,
     ) -> None:
         if not isinstance(loop, TrainingLoop):
             raise TypeError(
@@ -131,9 +141,10 @@ class Trainer:
         self._state = model if is_state else loop.init(model, seed=seed)
         self._history = History()
         self._epoch = 0
-        self._should_stop = threading.Event()
+        self._stop_sign = StopSign()
         self._thread: threading.Thread | None = None
         self._calling_back = Stopwatch()
+        self._probe_ranks = probe_ranks
 
     @property
     def state(self) -> TrainState:
@@ -159,7 +170,7 @@ class Trainer:
                 "this trainer is running already: wait for it with `handle.join()`, "
                 "or end it with `handle.stop()`"
             )
-        self._should_stop.clear()
+        self._stop_sign.take_down()
         mailbox = Mailbox()
         self._thread = threading.Thread(
             target=self._train, args=(mailbox,), name="fuelflow trainer"
@@ -186,8 +197,11 @@ class Trainer:
             raise
 
     def stop(self) -> None:
-        """Has the run end after its current step; does not wait for it."""
-        self._should_stop.set()
+        """Has the run end after its current step; does not wait for it.
+
+        One process is enough; then all of them end within some tens of steps.
+        """
+        self._stop_sign.put_up()
 
     def _result(self) -> TrainedState:
         return TrainedState(self.state, self._history, self.loop)
@@ -200,11 +214,13 @@ class Trainer:
             tempo = Tempo(self._steps_per_call, self._data.num_steps, epochs_left)
             state, programs = self.loop._host.ready(self._state)
             self._state = state
+            require_agreement(self._facts())
             devices = programs.placement.rank_devices
             observer = Observer([d for d in devices if _is_local(d)])
+            probe = Probe(devices if self._probe_ranks else devices[:1])
             try:
-                while self._epoch < self.epochs and not self._should_stop.is_set():
-                    metrics = self._run_epoch(programs, observer, tempo)
+                while self._epoch < self.epochs and not self._stop_sign.is_up():
+                    metrics = self._run_epoch(programs, observer, probe, tempo)
                     if metrics is None:
                         break
                     self._conclude(metrics, mailbox)
@@ -216,8 +232,21 @@ class Trainer:
         else:
             mailbox.end()
 
+    def _facts(self) -> dict[str, str]:
+        """What must be the same on all processes."""
+        if jax.process_count() == 1:
+            return {}
+        evaluation = self._eval_data.facts() if self._eval_data else {}
+        return {
+            **facts_of(self.loop, self._state),
+            **self._data.facts(),
+            **{f"evaluation: {name}": fact for name, fact in evaluation.items()},
+            "epochs": str(self.epochs),
+            "epochs done": str(self._epoch),
+        }
+
     def _run_epoch(
-        self, programs: Programs, observer: Observer, tempo: Tempo
+        self, programs: Programs, observer: Observer, probe: Probe, tempo: Tempo
     ) -> EpochMetrics | None:
         """One epoch and its evaluation; None if it was stopped inside."""
         self._call_epoch_fn()
@@ -227,13 +256,15 @@ class Trainer:
         start = time.perf_counter()
         batches = self._data.epoch(self._epoch)
         last: StepOutcome | None = None
-        num_steps = 0
+        num_steps = num_dispatches = 0
+        opening = Opening(probe, programs.log)
         try:
-            for sent in self._steps(batches, tempo.steps_per_call):
+            for sent in self._steps(batches, tempo.steps_per_call, opening):
                 last = sent.outcome
                 num_steps += sent.num_steps
+                num_dispatches += 1
                 observer.note(sent.output, sent.started)
-                if self._should_stop.is_set():
+                if self._stop_sign.is_up(num_dispatches):
                     return None
         finally:
             batches.close()
@@ -247,12 +278,13 @@ class Trainer:
         *_, row = last.rows()
         evaluation, evaluating = self._evaluate()
         clocks = Clocks(
-            start=start,
+            start=start + opening.secs,
             compiling=compiling,
             waiting=batches.secs_waited,
             evaluating=evaluating,
             calling_back=self._calling_back.reset(),
             seen=seen,
+            passing=probe.secs,
         )
         return make_metrics(
             programs.placement.rank_devices,
@@ -266,10 +298,12 @@ class Trainer:
             evaluation=evaluation,
         )
 
-    def _steps(self, batches: Iterable[Any], steps_per_call: int) -> Iterator[Sent]:
+    def _steps(
+        self, batches: Iterable[Any], steps_per_call: int, opening: "Opening"
+    ) -> Iterator[Sent]:
         dispatcher = self.loop._dispatcher
         for sent in dispatcher.each(
-            self._state, batches, steps_per_call, keeps_account=True
+            self._state, batches, steps_per_call, prepare=opening
         ):
             self._state = sent.state
             yield sent
@@ -306,7 +340,7 @@ class Trainer:
         if self._stop_when is not None:
             with self._guarded("stop_when"):
                 if self._stop_when(self._history):
-                    self._should_stop.set()
+                    self._stop_sign.put_up()
         mailbox.put(metrics)
 
     def _call_epoch_fn(self) -> None:
@@ -329,6 +363,33 @@ class Trainer:
                     name,
                     self._epoch - 1,
                 )
+
+
+class Opening:
+    """What is done before an epoch's first step, once its batch is there.
+
+    Attributes:
+        secs: How long that took, compiling apart.
+    """
+
+    def __init__(self, probe: Probe, log: CompileLog) -> None:
+        self.secs = 0.0
+        self._probe = probe
+        self._log = log
+
+    def __call__(self, programs: Programs, state: TrainState, batch: Any) -> TrainState:
+        """The state with an account of nothing, unless it has one that goes on."""
+        if state.sums is not None:
+            return state
+        start, num_compiles = time.perf_counter(), len(self._log.records)
+        if not isinstance(batch, Pick):
+            batch = programs.placed(batch)
+        self._probe.run(programs, state, batch)
+        state = evolve(state, sums=programs.zero_sums(state, batch))
+        made = self._log.records[num_compiles:]
+        secs = time.perf_counter() - start
+        self.secs = secs - sum(record.seconds for record in made)
+        return state
 
 
 def _is_local(device: Any) -> bool:

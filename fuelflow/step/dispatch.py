@@ -1,7 +1,7 @@
 """Sending steps to the device: one, or a run of them, without waiting."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ from fuelflow.step.stacking import (
     iterator_of,
 )
 from fuelflow.step.state import TrainState, evolve
+
+Prepare = Callable[[Programs, TrainState, BatchTree], TrainState]
 
 
 class Sent(NamedTuple):
@@ -115,7 +117,7 @@ class Dispatcher:
         batches: Iterable[BatchTree],
         steps_per_call: int,
         *,
-        keeps_account: bool = False,
+        prepare: Prepare | None = None,
     ) -> Iterator["Sent"]:
         """A step over each batch, one dispatch at a time.
 
@@ -125,17 +127,18 @@ class Dispatcher:
             state: The state, whose buffers are taken over.
             batches: The batches.
             steps_per_call: Steps in one dispatch.
-            keeps_account: Whether the state is to have `TrainState.sums` of the steps,
-                from nothing unless it has some already.
+            prepare: What is done before the first of them, once it is there: given the
+                programs, the state and what they are about to take, it returns the
+                state to go on with.
 
         Raises:
             ValueError: If there is no batch.
         """
         state, programs = self.ready(state)
         for part in _parts(programs, state, batches, steps_per_call):
-            if keeps_account and state.sums is None:
-                batch = part if isinstance(part, Stretch) else part[0]
-                state = evolve(state, sums=programs.zero_sums(state, batch))
+            if prepare is not None:
+                batch = part.pick_first() if isinstance(part, Stretch) else part[0]
+                state, prepare = prepare(programs, state, batch), None
             start, num_compiles = time.perf_counter(), len(programs.log.records)
             state, outcome = self._run_part(programs, state, part)
             start += sum(made.seconds for made in programs.log.records[num_compiles:])

@@ -23,7 +23,7 @@ from fuelflow.step.clipping import (
     sum_in_order,
 )
 from fuelflow.step.forward import Forward
-from fuelflow.step.gradients import JOINED, Backward, Flag, Harvest, Own
+from fuelflow.step.gradients import JOINED, Backward, Flag, Harvest, Own, Part
 from fuelflow.step.optimizer import scale_updates
 from fuelflow.step.outcome import METRIC, SQUARES, WEIGHT
 from fuelflow.step.packing import Packed, pack
@@ -245,26 +245,54 @@ class Engine:
         key = jax.random.fold_in(fixed.key, moving.step)
         if num_passes is not None:
             key = jax.random.fold_in(key, num_passes)
-        reader = self.rules.loss
-        ranks = OneRank() if reader.sees_all_rows else self.ranks
+        ranks = OneRank() if self.rules.loss.sees_all_rows else self.ranks
 
         def harvest_here(
             params: Params, variables: Variables, batch: BatchTree, key: jax.Array
         ) -> Harvest:
-            trained, frozen = self._split(params)
-            backward = Backward(reader, self.definition, frozen, ranks)
-            rows, key = rows_here(batch, ranks), ranks.own_key(key)
-            if self.rules.accumulate_steps == 1:
-                part = backward(trained, variables, rows, key)
-            else:
-                part = backward.by_microbatch(
-                    trained, variables, rows, key, self.rules.accumulate_steps
-                )
-            return part.join(ranks)
+            batch, key = rows_here(batch, ranks), ranks.own_key(key)
+            return self._pass(params, variables, batch, key, ranks).join(ranks)
 
         inputs = (WHOLE, WHOLE, spec_of(batch), WHOLE)
         harvest = ranks.spread(harvest_here, inputs, JOINED)
         return harvest(moving.params, moving.variables, batch, key)
+
+    def probe(self, moving: Moving, fixed: Fixed, batch: BatchTree) -> Array:
+        """A number ``[num_ranks]`` from each rank's pass over its rows alone.
+
+        No rank waits for another, unless the model itself makes it, so a clock can tell
+        which of them takes long. The number depends on all that the pass finds.
+        """
+        ranks = self.ranks
+
+        def probe_here(
+            params: Params, variables: Variables, batch: BatchTree, key: jax.Array
+        ) -> Array:
+            batch, key = rows_here(batch, ranks), ranks.own_key(key)
+            part = self._pass(params, variables, batch, key, OneRank())
+            squares = [square_sum(grad) for grad in part.grads.values()]
+            return jnp.atleast_1d(part.loss.mean + sum_in_order(squares))
+
+        inputs = (WHOLE, WHOLE, spec_of(batch), WHOLE)
+        probe = ranks.spread(probe_here, inputs, ROWS)
+        return probe(moving.params, moving.variables, batch, fixed.key)
+
+    def _pass(
+        self,
+        params: Params,
+        variables: Variables,
+        batch: BatchTree,
+        key: jax.Array,
+        ranks: Ranks,
+    ) -> Part:
+        """The backward pass over one rank's rows."""
+        trained, frozen = self._split(params)
+        backward = Backward(self.rules.loss, self.definition, frozen, ranks)
+        if self.rules.accumulate_steps == 1:
+            return backward(trained, variables, batch, key)
+        return backward.by_microbatch(
+            trained, variables, batch, key, self.rules.accumulate_steps
+        )
 
     def grads(self, moving: Moving, fixed: Fixed, batch: BatchTree) -> Grads:
         """The unclipped gradients of one batch, by name."""
@@ -311,12 +339,12 @@ class Engine:
     def _summed(
         self, sums: Tally | None, found: Harvest, is_finite: Array
     ) -> Tally | None:
-        """The sums with a step's own added, unless the step was left out."""
+        """The sums with a step's own added; of a step left out its rows alone."""
         if sums is None:
             return None
         after = sums.plus(found.own.means, found.own.num_rows)
         if not self.rules.keeps_bad_updates:
-            after = jax.tree.map(partial(jnp.where, is_finite), after, sums)
+            after = after.without_means(sums, ~is_finite)
         return self.ranks.keep_rows(after)
 
     def _split(self, params: Params) -> tuple[Params, Params]:

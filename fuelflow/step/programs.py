@@ -9,7 +9,7 @@ import numpy as np
 
 from fuelflow._types import PyTree
 from fuelflow.devices.placement import Placement
-from fuelflow.step.batch import Batch, Rows, Stretch
+from fuelflow.step.batch import Batch, Pick, Rows
 from fuelflow.step.engine import Engine, Fixed, Moving, Still
 from fuelflow.step.outcome import metrics_in
 from fuelflow.step.packing import Layout
@@ -81,6 +81,7 @@ class Programs:
         self._plain = make_steps("")
         self._summing = make_steps(", with sums")
         self.grads = program("grads", engine.grads, check_batch=check_parts)
+        self.probe = program("pass of each rank", engine.probe, check_batch=_accept)
         self.evaluate = program("evaluate", engine.evaluate, check_batch=check)
         self._sum_names: tuple[str, ...] | None = None
         self._is_maskable: dict[str, bool] = {}
@@ -136,17 +137,16 @@ class Programs:
         return known
 
     def zero_sums(self, state: TrainState, batch: PyTree) -> Tally:
-        """An account of nothing yet, for steps over batches, or stretches, like this.
+        """An account of nothing yet, for steps over batches like this.
 
         Raises:
             TypeError: As a step over the batch.
             ValueError: As a step over the batch.
         """
         if self._sum_names is None:
-            is_stretch = isinstance(batch, Stretch)
-            if not is_stretch:
+            if not isinstance(batch, Pick):
                 self._plain.step.check(batch)
-            layout = self._layout(state, batch.pick_first() if is_stretch else batch)
+            layout = self._layout(state, batch)
             self._sum_names = ("loss", *metrics_in(layout))
         zeros = zero_tally(self._sum_names, self.placement.ranks.count)
         return self.placement.rows(zeros)

@@ -50,6 +50,15 @@ class Tally:
         errors = (jax.lax.optimization_barrier(sums) - self.sums) - new
         return Tally(sums, errors, self.num_rows + num_rows, self.names)
 
+    def without_means(self, before: "Tally", is_bad: Array) -> "Tally":
+        """The tally with the sums of an earlier one, if the step was bad."""
+        return Tally(
+            jnp.where(is_bad, before.sums, self.sums),
+            jnp.where(is_bad, before.errors, self.errors),
+            self.num_rows,
+            self.names,
+        )
+
 
 def zero_tally(names: Sequence[str], num_ranks: int) -> Tally:
     """A tally of nothing, in NumPy arrays."""
