@@ -148,7 +148,7 @@ def run(
         screen: Where it is shown.
     """
     screen.wait("building the model")
-    example = _make_example(options)
+    example = make_example(options)
     # Rows that fill no batch wait for the next epoch, which has another order.
     loader = ff.DataLoader(train, options.batch_size, seed=options.seed, drop_last=True)
     unseen = ff.DataLoader(held_out, EVAL_BATCH_SIZE, shuffle=False)
@@ -186,12 +186,18 @@ def _make_training(
     )
 
 
-def _make_example(options: Options) -> digits.Example:
+def make_example(options: Options, axis_name: str | None = None) -> digits.Example:
+    """The model that was asked for.
+
+    Args:
+        options: What the command was asked for.
+        axis_name: The axis of a mesh over which statistics of a batch are shared.
+    """
     match options.kind:
         case "nnx":
-            return digits.nnx_example(options.seed)
+            return digits.nnx_example(options.seed, axis_name)
         case "linen":
-            return digits.linen_example(options.seed)
+            return digits.linen_example(options.seed, axis_name)
         case "plain":
             return digits.plain_example(options.seed)
 

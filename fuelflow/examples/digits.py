@@ -85,11 +85,16 @@ def score(logits: Array, label: Array) -> tuple[Array, dict[str, Array]]:
 
 
 class ConvNet(nnx.Module):
-    """The network as a module of `flax.nnx`."""
+    """The network as a module of `flax.nnx`.
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
+    Args:
+        rngs: Where its first parameters and its dropout come from.
+        axis_name: The axis of a mesh over which the statistics of a batch are shared.
+    """
+
+    def __init__(self, rngs: nnx.Rngs, axis_name: str | None = None) -> None:
         self.conv1 = nnx.Conv(1, 16, (3, 3), rngs=rngs)
-        self.norm = nnx.BatchNorm(16, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, rngs=rngs, axis_name=axis_name)
         self.conv2 = nnx.Conv(16, 32, (3, 3), strides=2, rngs=rngs)
         self.dropout = nnx.Dropout(0.3, rngs=rngs)
         self.head = nnx.Linear(4 * 4 * 32, NUM_CLASSES, rngs=rngs)
@@ -101,7 +106,7 @@ class ConvNet(nnx.Module):
         return self.head(self.dropout(x.reshape(len(x), -1)))
 
 
-def nnx_example(seed: int) -> Example:
+def nnx_example(seed: int, axis_name: str | None = None) -> Example:
     """The `flax.nnx` module. fuelflow puts it in eval mode for `evaluate`."""
 
     def loss_fn(model: ConvNet, batch: Any) -> Any:
@@ -111,23 +116,31 @@ def nnx_example(seed: int) -> Example:
         model.eval()
         return model(image)
 
-    return Example("flax.nnx", ConvNet(nnx.Rngs(seed)), loss_fn, predict)
+    model = ConvNet(nnx.Rngs(seed), axis_name)
+    return Example("flax.nnx", model, loss_fn, predict)
 
 
 class LinenConvNet(nn.Module):
-    """The network as a linen module."""
+    """The network as a linen module.
+
+    Attributes:
+        axis_name: As in `ConvNet`.
+    """
+
+    axis_name: str | None = None
 
     @nn.compact
     def __call__(self, image: Array, *, train: bool = False) -> Array:
         """Images ``[row, 8, 8, 1]`` to logits ``[row, class]``."""
         x = nn.Conv(16, (3, 3))(image)
-        x = nn.relu(nn.BatchNorm(use_running_average=not train)(x))
+        norm = nn.BatchNorm(use_running_average=not train, axis_name=self.axis_name)
+        x = nn.relu(norm(x))
         x = nn.relu(nn.Conv(32, (3, 3), strides=2)(x))
         x = nn.Dropout(0.3, deterministic=not train)(x.reshape(len(x), -1))
         return nn.Dense(NUM_CLASSES)(x)
 
 
-def linen_example(seed: int) -> Example:
+def linen_example(seed: int, axis_name: str | None = None) -> Example:
     """The linen module with its variables. ``model.training`` says which pass it is."""
 
     def loss_fn(model: Any, batch: Any) -> Any:
@@ -136,7 +149,7 @@ def linen_example(seed: int) -> Example:
     def predict(model: ff.Linen, image: Array) -> Array:
         return model(image)
 
-    module = LinenConvNet()
+    module = LinenConvNet(axis_name)
     variables = module.init(jax.random.key(seed), jnp.zeros((1, 8, 8, 1)))
     return Example("flax.linen", ff.Linen(module, variables), loss_fn, predict)
 

@@ -273,7 +273,8 @@ class Trainer:
         compiling = self._secs_compiling(num_compiles) + batches.secs_compiling
         sums = self._state.sums
         assert sums is not None
-        totals = totals_of(programs.placement.fetched(sums))
+        names = ("loss", *last.metric_names)
+        totals = totals_of(programs.placement.fetched(sums), names)
         self._state = evolve(self._state, sums=None)
         *_, row = last.rows()
         evaluation, evaluating = self._evaluate()
@@ -385,7 +386,7 @@ class Opening:
         if not isinstance(batch, Pick):
             batch = programs.placed(batch)
         self._probe.run(programs, state, batch)
-        state = evolve(state, sums=programs.zero_sums(state, batch))
+        state = evolve(state, sums=programs.zero_sums())
         made = self._log.records[num_compiles:]
         secs = time.perf_counter() - start
         self.secs = secs - sum(record.seconds for record in made)

@@ -21,6 +21,7 @@ from fuelflow.step.stacking import (
     iterator_of,
 )
 from fuelflow.step.state import TrainState, evolve
+from fuelflow.step.tally import NarrowTallyError
 
 Prepare = Callable[[Programs, TrainState, BatchTree], TrainState]
 
@@ -140,7 +141,11 @@ class Dispatcher:
                 batch = part.pick_first() if isinstance(part, Stretch) else part[0]
                 state, prepare = prepare(programs, state, batch), None
             start, num_compiles = time.perf_counter(), len(programs.log.records)
-            state, outcome = self._run_part(programs, state, part)
+            try:
+                state, outcome = self._run_part(programs, state, part)
+            except NarrowTallyError as error:  # as it is traced, and nothing has run
+                state = evolve(state, sums=programs.zero_sums(error.needed))
+                state, outcome = self._run_part(programs, state, part)
             start += sum(made.seconds for made in programs.log.records[num_compiles:])
             num_steps = part.num_steps if isinstance(part, Stretch) else len(part)
             yield Sent(state, outcome, outcome.output, num_steps, start)

@@ -342,7 +342,8 @@ class Engine:
         """The sums with a step's own added; of a step left out its rows alone."""
         if sums is None:
             return None
-        after = sums.plus(found.own.means, found.own.num_rows)
+        means = [found.own.means[name] for name in ("loss", *found.metrics)]
+        after = sums.plus(means, found.own.num_rows)
         if not self.rules.keeps_bad_updates:
             after = after.without_means(sums, ~is_finite)
         return self.ranks.keep_rows(after)

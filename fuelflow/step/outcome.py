@@ -102,7 +102,7 @@ class StepOutcome:
                 "a loss must return the same metrics for every batch of a run, got "
                 f"{metrics_in(self._layout)} and {metrics_in(self._uneven)}"
             )
-        return {name: self._read(METRIC + name) for name in self._metric_names()}
+        return {name: self._read(METRIC + name) for name in self.metric_names}
 
     @property
     def finite(self) -> Any:
@@ -192,7 +192,9 @@ class StepOutcome:
         assert self._flight is not None
         self._flight.raise_once(error)
 
-    def _metric_names(self) -> list[str]:
+    @property
+    def metric_names(self) -> list[str]:
+        """The names of the metrics; none if the steps of a run differ in them."""
         return [] if self._uneven is not None else metrics_in(self._layout)
 
     def __str__(self) -> str:
@@ -203,7 +205,7 @@ class StepOutcome:
         values = self.realize()
         names = ["global_step", "loss", "grad_norm"]
         names += ["lr"] * ("lr" in self._layout.names)
-        names += [METRIC + name for name in self._metric_names()]
+        names += [METRIC + name for name in self.metric_names]
         parts = [
             f"{name.removeprefix(METRIC)}={_shown(values[name])}" for name in names
         ]

@@ -9,15 +9,14 @@ import numpy as np
 
 from fuelflow._types import PyTree
 from fuelflow.devices.placement import Placement
-from fuelflow.step.batch import Batch, Pick, Rows
+from fuelflow.step.batch import Batch, Rows
 from fuelflow.step.engine import Engine, Fixed, Moving, Still
-from fuelflow.step.outcome import metrics_in
 from fuelflow.step.packing import Layout
 from fuelflow.step.program import CompileLog, Program
 from fuelflow.step.spec import StateSpec, check_batch, num_rows, require_rows_for_all
 from fuelflow.step.stacking import stack
 from fuelflow.step.state import TrainState
-from fuelflow.step.tally import Tally, zero_tally
+from fuelflow.step.tally import NUM_COLUMNS, Tally, zero_tally
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Programs:
         self.grads = program("grads", engine.grads, check_batch=check_parts)
         self.probe = program("pass of each rank", engine.probe, check_batch=_accept)
         self.evaluate = program("evaluate", engine.evaluate, check_batch=check)
-        self._sum_names: tuple[str, ...] | None = None
+        self._num_columns = NUM_COLUMNS
         self._is_maskable: dict[str, bool] = {}
 
     def steps(self, state: TrainState) -> StepPrograms:
@@ -136,19 +135,14 @@ class Programs:
             known = self._is_maskable["step"] = self._layout(state, rows).is_maskable
         return known
 
-    def zero_sums(self, state: TrainState, batch: PyTree) -> Tally:
-        """An account of nothing yet, for steps over batches like this.
+    def zero_sums(self, num_columns: int = 0) -> Tally:
+        """An account of nothing yet.
 
-        Raises:
-            TypeError: As a step over the batch.
-            ValueError: As a step over the batch.
+        Args:
+            num_columns: How many are needed, here and in all that follow.
         """
-        if self._sum_names is None:
-            if not isinstance(batch, Pick):
-                self._plain.step.check(batch)
-            layout = self._layout(state, batch)
-            self._sum_names = ("loss", *metrics_in(layout))
-        zeros = zero_tally(self._sum_names, self.placement.ranks.count)
+        self._num_columns = max(self._num_columns, num_columns)
+        zeros = zero_tally(self.placement.ranks.count, self._num_columns)
         return self.placement.rows(zeros)
 
     def _layout(self, state: TrainState, batch: PyTree) -> Layout:
