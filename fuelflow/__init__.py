@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         ShuffledSampler,
         WeightedSampler,
     )
+    from fuelflow.devices.processes import initialize
     from fuelflow.graph.array import Lazy
     from fuelflow.graph.graph import Graph
     from fuelflow.graph.realize import realize
@@ -89,6 +90,7 @@ __all__ = [
     "UsedStateError",
     "Weighted",
     "WeightedSampler",
+    "initialize",
     "lazy",
     "mesh",
     "realize",

@@ -12,16 +12,25 @@ What goes wrong with a run has a class of its own, with its facts as attributes:
     │                                                             (also a ValueError)
     ├── PositionError         a position in other data, or in another order
     │                                                             (also a ValueError)
+    ├── SaveError             a checkpoint could not be written
+    │                                                           (also a RuntimeError)
+    ├── DamagedCheckpointError
+    │                         a checkpoint that is not as it was written
+    │                                                             (also a ValueError)
     ├── StaleGraphError       a recorded value whose parameters have moved on
     ├── NotWrappedError       a lazy array given to a function that does not record
     ├── UnwiredInputError     an input that is no field of the data
+    │                                                             (also a ValueError)
+    ├── InitializeError       a process that could not join the others of its run
+    │                                                           (also a RuntimeError)
+    ├── DisagreementError     processes of one run that differ in what they run
     │                                                             (also a ValueError)
     └── MissingFieldError     the loss asks for a field the batch lacks
                                                                   (also a KeyError)
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -128,7 +137,7 @@ class UsedStateError(FuelflowError):
 
 
 class StateMismatchError(FuelflowError, ValueError):
-    """A state does not fit the loop it was given to.
+    """A state, or a checkpoint of one, does not fit the loop it was given to.
 
     Attributes:
         missing: Names the loop expects and the state lacks.
@@ -141,6 +150,9 @@ class StateMismatchError(FuelflowError, ValueError):
         missing: Sequence[str],
         unexpected: Sequence[str],
         different: Sequence[tuple[str, str, str]],
+        *,
+        subject: str = "this state",
+        remedy: str = "",
     ) -> None:
         self.missing = tuple(missing)
         self.unexpected = tuple(unexpected)
@@ -155,8 +167,9 @@ class StateMismatchError(FuelflowError, ValueError):
             else "",
         ]
         super().__init__(
-            "this state belongs to another loop or model: "
+            f"{subject} belongs to another loop or model: "
             + "; ".join(part for part in parts if part)
+            + remedy
         )
 
 
@@ -270,3 +283,87 @@ class PositionError(FuelflowError, ValueError):
             f"this position is one of another loader: {_some(listed)}. Restore it into "
             "a loader of the same data, seed and sampler"
         )
+
+
+class SaveError(FuelflowError, RuntimeError):
+    """A checkpoint could not be written; the state in memory is as it was.
+
+    Attributes:
+        directory: Where checkpoints are written.
+        last_good: The newest checkpoint there that is whole; None if there is none.
+    """
+
+    def __init__(self, directory: str, fault: str, last_good: str | None) -> None:
+        self.directory = directory
+        self.last_good = last_good
+        held = f"the last good one is {last_good}" if last_good else "there is none yet"
+        super().__init__(
+            f"a checkpoint could not be written to {directory}: {fault}; {held}"
+        )
+
+
+class DamagedCheckpointError(FuelflowError, ValueError):
+    """A checkpoint is not as it was written.
+
+    Attributes:
+        path: The checkpoint.
+        faults: What is wrong, a text for each file or array.
+    """
+
+    def __init__(self, path: str, faults: Sequence[str]) -> None:
+        self.path = path
+        self.faults = tuple(faults)
+        super().__init__(
+            f"the checkpoint {path} is damaged: {_some(faults)}. Restore an earlier "
+            "one with `step=`, or the newest good one with `skip_damaged=True`"
+        )
+
+
+class InitializeError(FuelflowError, RuntimeError):
+    """A process could not join the others of its run.
+
+    Attributes:
+        coordinator_address: Where process 0 was to be met; None if JAX was to find it.
+    """
+
+    def __init__(self, fault: str, coordinator_address: str | None = None) -> None:
+        self.coordinator_address = coordinator_address
+        super().__init__(fault)
+
+
+class DisagreementError(FuelflowError, ValueError):
+    """The processes of a run differ in facts that must be the same for all of them.
+
+    Attributes:
+        different: Name → what each process has, in order; None where it has nothing.
+    """
+
+    def __init__(self, different: Mapping[str, Sequence[str | None]]) -> None:
+        self.different = {name: tuple(values) for name, values in different.items()}
+        listed = [
+            f"`{name}` is {_by_process(values)}"
+            for name, values in self.different.items()
+        ]
+        super().__init__(
+            f"the processes of this run do not agree: {_some(listed)}. Start all of "
+            "them with the same code, data and options"
+        )
+
+
+def _by_process(values: Sequence[str | None], width: int = 60) -> str:
+    processes: dict[str | None, list[str]] = {}
+    for process, value in enumerate(values):
+        processes.setdefault(value, []).append(str(process))
+    return " and ".join(
+        f"{_short(value, width)} on process{'es'[: 2 * len(numbers[1:])]} "
+        + _some(numbers)
+        for value, numbers in processes.items()
+    )
+
+
+def _short(value: str | None, width: int) -> str:
+    if value is None:
+        return "missing"
+    # Both ends, as paths and versions differ in the last of them.
+    half = width // 2
+    return value if len(value) <= width else f"{value[:half]}…{value[-half:]}"

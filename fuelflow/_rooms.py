@@ -20,6 +20,7 @@ _MODULES = {
     "Trainer": "fuelflow.run.trainer",
     "Trend": "fuelflow.metrics.trend",
     "WeightedSampler": "fuelflow.data.samplers",
+    "initialize": "fuelflow.devices.processes",
     "lazy": "fuelflow.graph.wrap",
     "realize": "fuelflow.graph.realize",
 }

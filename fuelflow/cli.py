@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _DEMO = """\
 Train a small convolutional network on handwritten digits: 1,437 real images of
@@ -24,6 +24,16 @@ columns:
   grad norm      norm of the gradient, before it is clipped to 1
   steps/s        by the wall clock, without compiling
   misread        how many of the held-out digits are read wrong
+"""
+_LAUNCH = """\
+Start N processes of a program that calls fuelflow.initialize(), on this host: what
+several hosts would do, to try before there are several. Each line they write begins
+with the number of its process. Where JAX sees GPUs they are parted among the processes;
+otherwise each makes CPU devices (JAX_PLATFORMS=cpu asks for that).
+"""
+_ENDS = """\
+The first process that fails ends the others, and its exit code is that of the command
+(128 + the number of a signal). Ctrl-C is passed on to all; a second one kills them.
 """
 
 
@@ -69,6 +79,20 @@ def _make_parser() -> argparse.ArgumentParser:
         epilog=_COLUMNS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    launch = commands.add_parser(
+        "launch",
+        help="start several processes of a script on this host, to develop against",
+        usage="%(prog)s -n N [OPTION ...] (SCRIPT | -m MODULE) [ARGUMENT ...]",
+        description=_LAUNCH,
+        epilog=_ENDS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_demo_options(demo)
+    _add_launch_options(launch)
+    return parser
+
+
+def _add_demo_options(demo: argparse.ArgumentParser) -> None:
     kinds = demo.add_mutually_exclusive_group()
     for kind, text in (
         ("linen", "train a flax.linen module instead of a flax.nnx one"),
@@ -81,6 +105,12 @@ def _make_parser() -> argparse.ArgumentParser:
         "--graph",
         action="store_true",
         help="write the loss line by line, in a lazy graph: the same numbers",
+    )
+    demo.add_argument(
+        "--devices",
+        type=_integer_from(1),
+        metavar="N",
+        help="spread each step over this many devices; those of a CPU are made up",
     )
     for name, least, default, text in (
         ("epochs", 1, 15, "passes over the digits"),
@@ -95,7 +125,35 @@ def _make_parser() -> argparse.ArgumentParser:
             help=f"{text} (default: {default})",
         )
     demo.set_defaults(command=_demo, kind="nnx", refuse=demo.error)
-    return parser
+
+
+def _add_launch_options(launch: argparse.ArgumentParser) -> None:
+    for names, least, text in (
+        (("-n", "--num-processes"), 1, "how many processes"),
+        (("--devices-per-process",), 1, "GPUs of each, or without GPUs CPU devices"),
+        (("--port",), 1, "where process 0 is met (default: any that is free)"),
+    ):
+        launch.add_argument(
+            *names,
+            type=_integer_from(least),
+            required="-n" in names,
+            metavar="N",
+            help=text,
+        )
+    launch.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE",
+        help="run a module, as python -m does; what follows goes to it",
+    )
+    launch.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT",
+        help="run a script; what follows goes to it",
+    )
+    launch.set_defaults(command=_launch, refuse=launch.error)
 
 
 def _version() -> str:
@@ -123,38 +181,93 @@ def _integer_from(least: int) -> Callable[[str], int]:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    from fuelflow.devices.place import Place
+
+    is_one_of_several = bool(Place.from_environment().known)
+    with _ended_by_interrupt():
+        if options.devices is not None or is_one_of_several:
+            return _demo_on_ranks(options)
+        return _demo_on_one_device(options)
+
+
+def _demo_on_one_device(options: argparse.Namespace) -> int:
     from fuelflow.examples.screen import Screen
 
-    with _ended_by_interrupt(), Screen() as screen:
+    with Screen() as screen:
         screen.wait("loading")
-        from fuelflow.examples import demo, digits
+        from fuelflow.examples import demo
 
-        try:
-            train, held_out = digits.load()
-        except ModuleNotFoundError as error:
-            if error.name != "sklearn":
-                raise
-            print(error, file=sys.stderr)
+        loaded = _load_digits(options)
+        if loaded is None:
             return 1
-        num_digits = len(train["label"])
-        if options.batch_size > num_digits:
-            options.refuse(
-                f"argument --batch-size: must be at most {num_digits}, the number of "
-                f"digits to learn from, got {options.batch_size}"
-            )
-        demo.run(
-            demo.Options(
-                kind=options.kind,
-                is_graph=options.graph,
-                epochs=options.epochs,
-                batch_size=options.batch_size,
-                seed=options.seed,
-            ),
-            train,
-            held_out,
-            screen,
-        )
+        demo.run(_demo_options(options), *loaded, screen)
     return 0
+
+
+def _demo_on_ranks(options: argparse.Namespace) -> int:
+    from fuelflow.examples import ranks
+
+    if options.graph:
+        options.refuse("argument --graph: not allowed on several devices")
+    try:
+        devices = ranks.find_devices(options.devices)
+        loaded = _load_digits(options)
+        if loaded is None:
+            return 1
+        ranks.run(_demo_options(options), *loaded, devices)
+    except ranks.UnfitDevicesError as error:
+        options.refuse(str(error))
+    return 0
+
+
+def _load_digits(options: argparse.Namespace) -> Any:
+    """The digits to learn from and those held out; None if they cannot be had."""
+    from fuelflow.examples import digits
+
+    try:
+        train, held_out = digits.load()
+    except ModuleNotFoundError as error:
+        if error.name != "sklearn":
+            raise
+        print(error, file=sys.stderr)
+        return None
+    num_digits = len(train["label"])
+    if options.batch_size > num_digits:
+        options.refuse(
+            f"argument --batch-size: must be at most {num_digits}, the number of "
+            f"digits to learn from, got {options.batch_size}"
+        )
+    return train, held_out
+
+
+def _demo_options(options: argparse.Namespace) -> Any:
+    from fuelflow.examples import demo
+
+    return demo.Options(
+        kind=options.kind,
+        is_graph=options.graph,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        seed=options.seed,
+    )
+
+
+def _launch(options: argparse.Namespace) -> int:
+    from fuelflow.devices import launch
+
+    try:
+        planned = launch.Launch(
+            command=options.module or options.script,
+            is_module=options.module is not None,
+            num_processes=options.num_processes,
+            devices_per_process=options.devices_per_process,
+            port=options.port,
+        )
+        environments = planned.environments(os.environ)
+    except ValueError as error:
+        options.refuse(str(error))
+        raise  # not reached: refusing ends the command
+    return launch.run(planned, environments)
 
 
 @contextlib.contextmanager

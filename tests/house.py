@@ -15,10 +15,12 @@ from typing import NamedTuple
 
 # From the top down: a room imports only itself and rooms on lower floors.
 FLOORS = (
+    ("__main__",),
     ("cli", "_rooms"),
     ("examples",),
     ("watch",),
     ("run",),
+    ("checkpoint",),
     ("graph",),
     ("metrics", "data"),
     ("step",),

@@ -1,14 +1,15 @@
 """The compiled programs that pick, transform and fill up batches on the device."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from fuelflow._types import Array
-from fuelflow.devices.ranks import ROWS, WHOLE, Ranks
+from fuelflow.devices.ranks import ROWS, WHOLE, MeshRanks, Ranks
 from fuelflow.step.batch import Transform, filled_up, gather
 
 DeviceFields = dict[str, Any]
@@ -119,6 +120,12 @@ def make_rank_programs(transform: Transform | None, ranks: Ranks) -> Programs:
 
 PLAIN = make_programs(None)
 """For loaders without a transform, which can share what is compiled."""
+
+
+@cache
+def plain_rank_programs(mesh: Mesh) -> Programs:
+    """The same for loaders over one mesh."""
+    return make_rank_programs(None, MeshRanks(mesh))
 
 
 @partial(jax.jit, static_argnames=("num_steps", "size"))

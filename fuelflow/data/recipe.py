@@ -7,7 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from fuelflow.data.device import PLAIN, Programs, make_programs, make_rank_programs
+from fuelflow.data.device import (
+    PLAIN,
+    Programs,
+    make_programs,
+    make_rank_programs,
+    plain_rank_programs,
+)
 from fuelflow.data.fields import row_bytes
 from fuelflow.data.layout import Layout
 from fuelflow.data.memory import num_cores
@@ -167,11 +173,12 @@ class Recipe:
 
     @cached_property
     def _programs(self) -> Programs:
-        if self._is_over_ranks:
-            return make_rank_programs(self.device_transform, self.placement.ranks)
+        if not isinstance(self.placement, OverRanks):
+            transform = self.device_transform
+            return PLAIN if transform is None else make_programs(transform)
         if self.device_transform is None:
-            return PLAIN
-        return make_programs(self.device_transform)
+            return plain_rank_programs(self.placement.mesh)
+        return make_rank_programs(self.device_transform, self.placement.ranks)
 
     @property
     def _is_over_ranks(self) -> bool:

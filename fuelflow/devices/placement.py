@@ -57,6 +57,10 @@ class Placement(Protocol):
         """
         ...
 
+    def settled(self, results: PyTree) -> PyTree:
+        """A program's results, once another program may be sent after it."""
+        ...
+
     def rows(self, batch: PyTree, *, axis: int = 0) -> PyTree:
         """A batch's arrays as compiled programs take them.
 
@@ -118,6 +122,10 @@ class SingleDevice:
         """The arrays as NumPy arrays, waited for."""
         return jax.device_get(tree)
 
+    def settled(self, results: PyTree) -> PyTree:
+        """The results, as they are: a device queues what it is sent."""
+        return results
+
     def rows(self, batch: PyTree, *, axis: int = 0) -> PyTree:
         """The batch as it is: what is on the host follows the state."""
         del axis
@@ -160,6 +168,7 @@ class OnMesh:
         ]
         self.local_devices = [d for d in mesh.devices.flat if _is_local(d)]
         self.is_whole = len(self.local_devices) == mesh.devices.size
+        self._must_wait = self.platform == "cpu" and len(self.local_devices) > 1
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OnMesh) and self.mesh == other.mesh
@@ -207,6 +216,16 @@ class OnMesh:
         if not self.is_whole:
             tree = jax.jit(lambda tree: tree, out_shardings=self._state)(tree)
         return jax.device_get(tree)
+
+    def settled(self, results: PyTree) -> PyTree:
+        """The results; of several CPU devices waited for.
+
+        Devices made of one CPU wait for each other in its threads. Two programs under
+        way can take all of them up, and then neither ever ends.
+        """
+        if self._must_wait:
+            return jax.block_until_ready(results)
+        return results
 
     def rows(self, batch: PyTree, *, axis: int = 0) -> PyTree:
         """The batch with each rank's rows on its device.

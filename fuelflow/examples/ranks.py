@@ -4,6 +4,7 @@ The script is the same for eight devices of one process and for several processe
 runs it, and the first one prints.
 """
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,33 @@ import optax
 import fuelflow as ff
 from fuelflow.examples import digits
 from fuelflow.examples.demo import EVAL_BATCH_SIZE, PEAK_LR, Options, make_example
+
+
+class UnfitDevicesError(Exception):
+    """The devices that there are cannot do what the command was asked for."""
+
+
+def find_devices(number: int | None) -> list[Any]:
+    """The devices of all processes; or so many of this one's, made up on a CPU.
+
+    Raises:
+        UnfitDevicesError: If there are fewer.
+    """
+    # Both must come before anything asks for devices.
+    if number is not None and "host_platform_device_count" not in os.environ.get(
+        "XLA_FLAGS", ""
+    ):
+        jax.config.update("jax_num_cpu_devices", number)
+    ff.initialize()
+    devices = jax.devices()
+    if number is None:
+        return devices
+    if number > len(devices):
+        raise UnfitDevicesError(
+            f"argument --devices: must be at most {len(devices)}, the number of "
+            f"{devices[0].platform} devices here, got {number}"
+        )
+    return devices[:number]
 
 
 def run(
@@ -27,8 +55,13 @@ def run(
         devices: The ranks, of all processes.
 
     Raises:
-        ValueError: If they do not divide the batch.
+        UnfitDevicesError: If they do not divide the batch.
     """
+    if options.batch_size % len(devices):
+        raise UnfitDevicesError(
+            f"argument --batch-size: must divide by {len(devices)} devices, got "
+            f"{options.batch_size}"
+        )
     mesh = ff.mesh(devices)
     # Statistics over all ranks are those of the whole batch, as on a single device.
     example = make_example(options, axis_name="data")

@@ -46,6 +46,12 @@ class Mailbox:
         self._is_over = False
         self._error: BaseException | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no more will come."""
+        with self._changed:
+            return self._is_over
+
     def put(self, metrics: EpochMetrics) -> None:
         """Adds an epoch's metrics."""
         with self._changed:

@@ -143,6 +143,7 @@ class Trainer:
         self._epoch = 0
         self._stop_sign = StopSign()
         self._thread: threading.Thread | None = None
+        self._mailbox: Mailbox | None = None
         self._calling_back = Stopwatch()
         self._probe_ranks = probe_ranks
 
@@ -165,13 +166,15 @@ class Trainer:
         Raises:
             RuntimeError: If it is under way already.
         """
-        if self._thread is not None and self._thread.is_alive():
+        if self._mailbox is not None and not self._mailbox.is_over:
             raise RuntimeError(
                 "this trainer is running already: wait for it with `handle.join()`, "
                 "or end it with `handle.stop()`"
             )
+        if self._thread is not None:  # its last act is to end its mailbox
+            self._thread.join()
         self._stop_sign.take_down()
-        mailbox = Mailbox()
+        self._mailbox = mailbox = Mailbox()
         self._thread = threading.Thread(
             target=self._train, args=(mailbox,), name="fuelflow trainer"
         )
@@ -270,6 +273,9 @@ class Trainer:
             batches.close()
         seen = observer.finish()
         assert last is not None
+        flight = self._state.flight
+        assert flight is not None
+        flight.land()  # an epoch with a bad step raises here, if its loop does
         compiling = self._secs_compiling(num_compiles) + batches.secs_compiling
         sums = self._state.sums
         assert sums is not None

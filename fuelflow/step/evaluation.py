@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fuelflow._types import Array
@@ -75,7 +76,9 @@ def _as_evaluated(
     may_fill = fill_up and not is_known
     filled, weight = _fill_up(programs, state, batch) if may_fill else _whole(batch)
     if own_weight is not None:
-        weight[: num_rows(batch)] *= np.asarray(own_weight, np.float32)
+        # What lies on the devices of other processes cannot be looked at here.
+        pad = jnp.pad if isinstance(own_weight, jax.Array) else np.pad
+        weight = pad(own_weight, (0, num_rows(filled) - num_rows(batch)))
     return filled, weight
 
 

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import jax
@@ -160,6 +161,12 @@ def scale_updates(updates: Grads, factors: Mapping[str, float]) -> Grads:
     }
 
 
+# A bound method is another one each time, and would be compiled as often.
+@partial(jax.jit, static_argnums=0)
+def _init(optimizer: Optimizer, params: Params, rate: Scalar) -> PyTree:
+    return optimizer.init(params, rate)
+
+
 def initial_state(optimizer: Optimizer, params: Params, rate: jax.Array) -> PyTree:
     """The optimizer's first state, by one small program.
 
@@ -167,7 +174,7 @@ def initial_state(optimizer: Optimizer, params: Params, rate: jax.Array) -> PyTr
         TypeError: If the factory needs the rate as a Python number, or keeps it.
     """
     try:
-        state = jax.jit(optimizer.init)(params, rate)
+        state = _init(optimizer, params, rate)
     except jax.errors.ConcretizationTypeError as error:
         raise TypeError(
             f"the optimizer factory `{optimizer.name}` must accept a traced learning "

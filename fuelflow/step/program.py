@@ -114,6 +114,10 @@ class Executable:
     traced: Traced
 
 
+def _as_they_are(results: Any) -> Any:
+    return results
+
+
 class Program:
     """A function compiled ahead of time for each signature of its batch.
 
@@ -128,6 +132,7 @@ class Program:
         check_batch: Refuses batches that no executable should be made for.
         donate: Positions of the arguments whose buffers are taken over.
         describe: Names, shapes and dtypes of a batch.
+        settled: What becomes of the results before anybody has them.
     """
 
     def __init__(
@@ -140,6 +145,7 @@ class Program:
         check_batch: Callable[[Batch], None],
         donate: tuple[int, ...] = (),
         describe: Callable[[Batch], Table] = batch_table,
+        settled: Callable[[Any], Any] = _as_they_are,
     ) -> None:
         self.name = name
         self._function = function
@@ -148,6 +154,7 @@ class Program:
         self._fixed_table = fixed_table
         self.check = check_batch
         self._describe = describe
+        self._settled = settled
         self._executables: dict[Hashable, Executable] = {}
         self._by_text: dict[Hashable, Executable] = {}
         self._last_signature: Hashable = None
@@ -183,11 +190,11 @@ class Program:
                 # as the look at the signature, at no cost unless it fails. It comes
                 # before anything runs, so nothing runs twice.
                 try:
-                    return self._only.call(*arguments)
+                    return self._settled(self._only.call(*arguments))
                 except TypeError:
                     pass
             executable = self.executable(batch, *arguments, num_steps=num_steps)
-            return executable.call(*arguments)
+            return self._settled(executable.call(*arguments))
         except ValueError:
             # Where an array is, is no part of the signature, being costly to look at.
             self.check(batch)

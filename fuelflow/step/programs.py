@@ -53,7 +53,9 @@ class Programs:
         self.placement = placement
         self.log = log
 
-        program = partial(Program, log=log, fixed_table=spec.table)
+        program = partial(
+            Program, log=log, fixed_table=spec.table, settled=placement.settled
+        )
         check = partial(check_batch, placement=placement)
         check_parts = partial(
             check,

@@ -80,7 +80,7 @@ def test_params_gradients_and_fields_are_named():
     assert set(loop.grads(state, make_batches(1)[0])) == names
     assert [field.name for field in dataclasses.fields(state) if field.init] == [
         *("params", "variables", "opt_state", "step", "num_skipped"),
-        *("lr", "lr_scale", "key", "sown", "definition"),
+        *("lr", "lr_scale", "key", "sown", "sums", "definition"),
     ]
     assert repr(state) == "TrainState(NNX model, 4 parameters, 293 values)"
 

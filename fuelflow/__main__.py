@@ -1,0 +1,7 @@
+"""``python -m fuelflow``: the ``fuelflow`` command."""
+
+import sys
+
+from fuelflow.cli import main
+
+sys.exit(main())
