@@ -6,7 +6,9 @@ Your model, your loss and your ``for`` loop stay yours. See `TrainingLoop`.
 from typing import TYPE_CHECKING
 
 from fuelflow._errors import (
+    DisagreementError,
     FuelflowError,
+    InitializeError,
     MissingFieldError,
     NonFiniteError,
     NotWrappedError,
@@ -58,12 +60,14 @@ __all__ = [
     "BoundLinen",
     "CompileRecord",
     "DataLoader",
+    "DisagreementError",
     "Epoch",
     "EpochMetrics",
     "Evaluation",
     "FuelflowError",
     "Graph",
     "History",
+    "InitializeError",
     "Lazy",
     "Linen",
     "MissingFieldError",

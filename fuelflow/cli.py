@@ -200,7 +200,8 @@ def _demo_on_one_device(options: argparse.Namespace) -> int:
         loaded = _load_digits(options)
         if loaded is None:
             return 1
-        demo.run(_demo_options(options), *loaded, screen)
+        train, held_out = loaded
+        demo.run(_demo_options(options), train, held_out, screen)
     return 0
 
 
@@ -214,7 +215,8 @@ def _demo_on_ranks(options: argparse.Namespace) -> int:
         loaded = _load_digits(options)
         if loaded is None:
             return 1
-        ranks.run(_demo_options(options), *loaded, devices)
+        train, held_out = loaded
+        ranks.run(_demo_options(options), train, held_out, devices)
     except ranks.UnfitDevicesError as error:
         options.refuse(str(error))
     return 0
