@@ -22,11 +22,14 @@ class TrainedState:
         state: The state after the last step.
         history: The metrics of every epoch.
         loop: The loop that trained it.
+        stopped_by: What ended the run before its last epoch, such as ``"SIGTERM"``;
+            None if nothing did.
     """
 
     state: TrainState
     history: History
     loop: TrainingLoop
+    stopped_by: str | None = None
 
     @cached_property
     def model(self) -> Any:
@@ -120,10 +123,12 @@ class TrainHandle:
         mailbox: Mailbox,
         result: Callable[[], TrainedState],
         stop: Callable[[], None],
+        conclude: Callable[[], None],
     ) -> None:
         self._mailbox = mailbox
         self._result = result
         self._stop = stop
+        self._conclude = conclude
 
     def poll_metrics(self) -> list[EpochMetrics]:
         """The metrics that have come since the last look, without waiting."""
@@ -155,8 +160,12 @@ class TrainHandle:
             BaseException: What ended the run.
             TimeoutError: If it did not end in time.
         """
-        self._mailbox.join(timeout)
-        return self._result()
+        try:
+            self._mailbox.join(timeout)
+            return self._result()
+        finally:
+            if self._mailbox.is_over:
+                self._conclude()
 
     def stop(self) -> None:
         """Has the run end after its current step; does not wait for it."""

@@ -22,8 +22,16 @@ class Source(Protocol):
         """Batches of an epoch, if that is known."""
         ...
 
-    def epoch(self, epoch: int) -> "Timed":
-        """The batches of an epoch."""
+    def epoch(self, epoch: int, num_done: int = 0) -> "Timed":
+        """The batches of an epoch, but for those that are done already."""
+        ...
+
+    def position(self) -> Any:
+        """Where the data is, for `restore`; None if it cannot tell."""
+        ...
+
+    def restore(self, position: Any) -> None:
+        """Has the data go on from a position."""
         ...
 
     def facts(self) -> dict[str, str]:
@@ -37,26 +45,32 @@ class Timed:
     Attributes:
         secs_waited: Seconds so far, compiling apart.
         secs_compiling: Seconds of compiling so far, such as of a loader's transform.
+        num_given: Batches given so far.
     """
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
         self.secs_waited = 0.0
         self.secs_compiling = 0.0
+        self.num_given = 0
 
     def __iter__(self) -> "Timed":
         return self
 
     def __next__(self) -> Any:
         with self._waiting():
-            return next(self._batches)
+            batch = next(self._batches)
+        self.num_given += 1
+        return batch
 
     def stretch(self, num_steps: int) -> Stretch | None:
         """The next batches in one, if they are on the device."""
         if not isinstance(self._batches, Stretchable):
             return None
         with self._waiting():
-            return self._batches.stretch(num_steps)
+            stretch = self._batches.stretch(num_steps)
+        self.num_given += num_steps if stretch is not None else 0
+        return stretch
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -90,9 +104,19 @@ class LoaderSource:
         except TypeError:
             return None
 
-    def epoch(self, epoch: int) -> Timed:
+    def epoch(self, epoch: int, num_done: int = 0) -> Timed:
         """The loader's batches."""
+        if num_done:  # it knows where it was
+            self._loader.restore(self._loader.state())
         return Timed(self._loader.epoch(epoch))
+
+    def position(self) -> Any:
+        """The loader's state."""
+        return self._loader.state()
+
+    def restore(self, position: Any) -> None:
+        """Restores the loader."""
+        self._loader.restore(position)
 
     def facts(self) -> dict[str, str]:
         """Its rows, batches and order."""
@@ -121,11 +145,17 @@ class IterableSource:
             return self._limit
         return length if self._limit is None else min(length, self._limit)
 
-    def epoch(self, epoch: int) -> Timed:
-        """Another pass."""
+    def epoch(self, epoch: int, num_done: int = 0) -> Timed:
+        """Another pass, of which what is done is passed over."""
         del epoch
-        batches = iterator_of(self._batches)
-        return Timed(batches if self._limit is None else islice(batches, self._limit))
+        return Timed(islice(iterator_of(self._batches), num_done, self._limit))
+
+    def position(self) -> None:
+        """None: each pass begins at the beginning."""
+
+    def restore(self, position: Any) -> None:
+        """Nothing."""
+        del position
 
     def facts(self) -> dict[str, str]:
         """Their number."""
@@ -139,10 +169,30 @@ class OngoingSource:
         self._batches = batches
         self.num_steps: int | None = num_steps
 
-    def epoch(self, epoch: int) -> Timed:
+    def epoch(self, epoch: int, num_done: int = 0) -> Timed:
         """The next batches."""
         del epoch
-        return Timed(islice(self._batches, self.num_steps))
+        assert self.num_steps is not None
+        return Timed(islice(self._batches, self.num_steps - num_done))
+
+    def position(self) -> Any:
+        """The iterator's own state, if it has one."""
+        get_state = getattr(self._batches, "get_state", None)
+        return None if get_state is None else get_state()
+
+    def restore(self, position: Any) -> None:
+        """Sets the iterator's own state.
+
+        Raises:
+            ValueError: If it has none, so that batches would come again.
+        """
+        if position is None or not hasattr(self._batches, "set_state"):
+            raise ValueError(
+                "the run cannot go on: its data is an iterator, a "
+                f"{type(self._batches).__name__}, without `get_state` and `set_state`, "
+                "which would give batches again that were used before"
+            )
+        self._batches.set_state(position)  # pyright: ignore[reportAttributeAccessIssue]
 
     def facts(self) -> dict[str, str]:
         """How many an epoch takes."""

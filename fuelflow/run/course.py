@@ -1,0 +1,333 @@
+"""The course of a run: epoch after epoch, from wherever it is."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+
+from fuelflow.checkpoint.checkpointer import Checkpointer, SavesRuns
+from fuelflow.checkpoint.record import RunRecord
+from fuelflow.devices.agreement import require_agreement
+from fuelflow.metrics.epoch import EpochMetrics
+from fuelflow.metrics.history import History
+from fuelflow.run.account import Clocks, make_metrics
+from fuelflow.run.callbacks import Callbacks
+from fuelflow.run.fingerprint import facts_of
+from fuelflow.run.observer import Observer
+from fuelflow.run.opening import Opening
+from fuelflow.run.probe import Probe
+from fuelflow.run.source import Source, Timed
+from fuelflow.run.stopping import StopSign
+from fuelflow.run.tempo import Tempo
+from fuelflow.step.loop import TrainingLoop
+from fuelflow.step.outcome import StepOutcome
+from fuelflow.step.programs import Programs
+from fuelflow.step.state import TrainState, evolve
+from fuelflow.step.tally import totals_of
+
+
+@dataclass
+class Progress:
+    """What an epoch has had so far, also before an interruption.
+
+    Attributes:
+        num_steps: Steps.
+        num_skipped: Skipped steps of the whole run before it.
+        secs: How long they took, compiling apart.
+        secs_waiting: How long they waited for data.
+        secs_compiling: How long they compiled.
+    """
+
+    num_steps: int = 0
+    num_skipped: int = 0
+    secs: float = 0.0
+    secs_waiting: float = 0.0
+    secs_compiling: float = 0.0
+
+
+class Course:
+    """A run: where it is, and how it goes on. Used by one thread at a time.
+
+    Args:
+        loop: The loop.
+        state: A first state.
+        data: The batches.
+        eval_data: The batches of evaluations, or None.
+        callbacks: The user's functions.
+        checkpointer: Who keeps the run.
+        epochs: How many there are to be.
+        steps_per_call: Steps in a dispatch; None to find out.
+        probe_ranks: Whether ranks are timed alone.
+
+    Attributes:
+        state: The state after the last step that was dispatched.
+        history: The metrics of the epochs so far.
+        stop_sign: Ends it early.
+    """
+
+    def __init__(
+        self,
+        loop: TrainingLoop,
+        state: TrainState,
+        data: Source,
+        eval_data: Source | None,
+        *,
+        callbacks: Callbacks,
+        checkpointer: SavesRuns,
+        epochs: int,
+        steps_per_call: int | None,
+        probe_ranks: bool,
+    ) -> None:
+        self.loop = loop
+        self.state = state
+        self.history = History()
+        self.stop_sign = StopSign()
+        self._data = data
+        self._eval_data = eval_data
+        self._callbacks = callbacks
+        self._checkpointer = checkpointer
+        self._epochs = epochs
+        self._steps_per_call = steps_per_call
+        self._probe_ranks = probe_ranks
+        self._epoch = 0
+        self._so_far = Progress()
+        self._num_updates = 0
+
+    def resume(self, checkpointer: Checkpointer) -> None:
+        """Goes on from the newest good checkpoint, if there is one."""
+        if checkpointer.latest() is None:
+            return
+        restored = checkpointer.restore(self.loop, self.state, skip_damaged=True)
+        record = restored.record
+        self.state = restored.state
+        self.history = record.history
+        self._epoch = record.epoch
+        self._so_far = (
+            Progress(**_counted(record.clocks)) if record.clocks else Progress()
+        )
+        if record.position is not None:
+            self._data.restore(record.position)
+
+    def run(self, tell: Callable[[EpochMetrics], None]) -> None:
+        """Goes on to the last epoch, or until the sign is up.
+
+        Args:
+            tell: Told of each epoch, after the callbacks.
+        """
+        state, programs = self.loop._host.ready(self.state)
+        self.state = state
+        require_agreement(self._facts())
+        self._checkpointer.prepare()
+        self._num_updates = int(state.step)
+        tempo = Tempo(
+            self._steps_per_call, self._data.num_steps, self._epochs - self._epoch
+        )
+        devices = programs.placement.rank_devices
+        observer = Observer([d for d in devices if _is_local(d)])
+        probe = Probe(devices if self._probe_ranks else devices[:1])
+        try:
+            while self._epoch < self._epochs and not self.stop_sign.is_up():
+                metrics = self._run_epoch(programs, observer, probe, tempo)
+                if metrics is None:
+                    break
+                self._conclude(metrics, tell)
+                tempo.learn(metrics)
+            if self.stop_sign.reason is not None:
+                self._save(f"stopped: {self.stop_sign.reason}")
+            self._checkpointer.wait()
+        finally:
+            observer.close()
+
+    def _facts(self) -> dict[str, str]:
+        """What must be the same on all processes."""
+        if jax.process_count() == 1:
+            return {}
+        evaluation = self._eval_data.facts() if self._eval_data else {}
+        return {
+            **facts_of(self.loop, self.state),
+            **self._data.facts(),
+            **{f"evaluation: {name}": fact for name, fact in evaluation.items()},
+            "epochs": str(self._epochs),
+            "epochs done": str(self._epoch),
+        }
+
+    # An epoch.
+
+    def _run_epoch(
+        self, programs: Programs, observer: Observer, probe: Probe, tempo: Tempo
+    ) -> EpochMetrics | None:
+        """One epoch, or the rest of it, and its evaluation; None if it was stopped."""
+        if self.state.sums is None:
+            self.state = self._callbacks.before(self._epoch, self.state)
+            self._so_far = Progress(num_skipped=int(self.state.num_skipped))
+        num_compiles = len(self.loop.compiles)
+        observer.begin()
+        start = time.perf_counter()
+        batches = self._data.epoch(self._epoch, self._so_far.num_steps)
+        opening = Opening(probe, programs.log)
+
+        def so_far() -> Progress:
+            """What the epoch has had, this part of it included."""
+            before = self._so_far
+            compiling = self._secs_compiling(num_compiles) + batches.secs_compiling
+            secs = time.perf_counter() - start - opening.secs - compiling
+            return Progress(
+                before.num_steps + num_steps,
+                before.num_skipped,
+                before.secs + secs,
+                before.secs_waiting + batches.secs_waited,
+                before.secs_compiling + compiling,
+            )
+
+        last: StepOutcome | None = None
+        num_steps = num_dispatches = 0
+        dispatcher = self.loop._dispatcher
+        try:
+            for sent in dispatcher.each(
+                self.state, batches, tempo.steps_per_call, prepare=opening
+            ):
+                self.state, last = sent.state, sent.outcome
+                num_steps += sent.num_steps
+                num_dispatches += 1
+                self._num_updates += sent.num_steps
+                observer.note(sent.output, sent.started)
+                if self._may_end_here(batches, num_steps, num_dispatches, so_far):
+                    self._so_far = so_far()
+                    return None
+                self._make_room()
+        finally:
+            batches.close()
+        return self._close_epoch(programs, observer, probe, last, so_far)
+
+    def _may_end_here(
+        self,
+        batches: Timed,
+        num_steps: int,
+        num_dispatches: int,
+        so_far: Callable[[], Progress],
+    ) -> bool:
+        """Saves the run if it is time, and says whether it is to stop here.
+
+        Not between batches that were taken from the data together: what the data says
+        of its position then is of the last of them.
+        """
+        if batches.num_given != num_steps:
+            return False
+        reason = self._checkpointer.is_due(self._num_updates)
+        if reason is not None:
+            self._save(reason, so_far())
+        return self.stop_sign.is_up(num_dispatches)
+
+    def _make_room(self) -> None:
+        flight = self.state.flight
+        assert flight is not None
+        error = flight.make_room(self.loop.max_in_flight)
+        if error is not None:
+            flight.raise_once(error)
+
+    def _close_epoch(
+        self,
+        programs: Programs,
+        observer: Observer,
+        probe: Probe,
+        last: StepOutcome | None,
+        so_far: Callable[[], Progress],
+    ) -> EpochMetrics:
+        """The account of an epoch whose steps are dispatched, and its evaluation."""
+        seen = observer.finish()
+        had = so_far()
+        flight, sums = self.state.flight, self.state.sums
+        assert last is not None
+        assert flight is not None
+        assert sums is not None
+        flight.land()  # an epoch with a bad step raises here, if its loop does
+        names = ("loss", *last.metric_names)
+        totals = totals_of(programs.placement.fetched(sums), names)
+        self.state = evolve(self.state, sums=None)
+        *_, row = last.rows()
+        evaluation, evaluating = self._evaluate()
+        # As if what came before an interruption had come right before the rest.
+        start = max(seen.done.values()) - had.secs - had.secs_compiling
+        clocks = Clocks(
+            start=start,
+            compiling=had.secs_compiling,
+            waiting=had.secs_waiting,
+            evaluating=evaluating,
+            calling_back=self._callbacks.time.reset(),
+            seen=seen,
+            passing=probe.secs,
+        )
+        return make_metrics(
+            programs.placement.rank_devices,
+            totals,
+            clocks,
+            epoch=self._epoch,
+            num_steps=had.num_steps,
+            global_step=int(row["global_step"]),
+            num_skipped=int(row["num_skipped"]) - had.num_skipped,
+            lr=float(row["lr"]) if "lr" in row else None,
+            evaluation=evaluation,
+        )
+
+    def _evaluate(self) -> tuple[dict[str, float], float]:
+        """The evaluation of the state, and the seconds it took."""
+        if self._eval_data is None:
+            return {}, 0.0
+        num_compiles = len(self.loop.compiles)
+        start = time.perf_counter()
+        batches = self._eval_data.epoch(0)
+        try:
+            means = dict(self.loop.evaluate(self.state, batches))
+        finally:
+            batches.close()
+        secs = time.perf_counter() - start - self._secs_compiling(num_compiles)
+        return means, secs - batches.secs_compiling
+
+    def _secs_compiling(self, after: int) -> float:
+        return sum(record.seconds for record in self.loop.compiles[after:])
+
+    def _conclude(
+        self, metrics: EpochMetrics, tell: Callable[[EpochMetrics], None]
+    ) -> None:
+        """Keeps an epoch's metrics and tells everybody, callbacks first."""
+        self._epoch += 1
+        self._so_far = Progress()
+        self.history.append(metrics)
+        if self._callbacks.after(metrics, self.history):
+            self.stop_sign.put_up("`stop_when`")
+        tell(metrics)
+        reason = self._checkpointer.is_due(self._num_updates, num_epochs=self._epoch)
+        if reason is not None:
+            self._save(reason)
+
+    def _save(self, reason: str, so_far: Progress | None = None) -> None:
+        """Has the run kept as it is now."""
+        had = self._so_far if so_far is None else so_far
+        is_between = self.state.sums is None
+        metrics: Mapping[str, float] = {}
+        if is_between and self.history:
+            metrics = {
+                name: self.history[-1].value(name) for name in self.history[-1].names
+            }
+        record = RunRecord(
+            epoch=self._epoch,
+            position=self._data.position(),
+            history=self.history,
+            metrics=metrics,
+            clocks={} if is_between else asdict(had),
+        )
+        self._checkpointer.save(self.state, record, reason=reason)
+
+
+def _counted(clocks: Mapping[str, float]) -> dict[str, Any]:
+    """Clocks as they were saved, with counts as integers again."""
+    return {
+        name: int(value) if name.startswith("num_") else value
+        for name, value in clocks.items()
+    }
+
+
+def _is_local(device: Any) -> bool:
+    return device.process_index == jax.process_index()

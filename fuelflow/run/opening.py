@@ -1,0 +1,37 @@
+"""What comes before an epoch's first step."""
+
+import time
+from typing import Any
+
+from fuelflow.run.probe import Probe
+from fuelflow.step.batch import Pick
+from fuelflow.step.program import CompileLog
+from fuelflow.step.programs import Programs
+from fuelflow.step.state import TrainState, evolve
+
+
+class Opening:
+    """What is done before an epoch's first step, once its batch is there.
+
+    Attributes:
+        secs: How long that took, compiling apart.
+    """
+
+    def __init__(self, probe: Probe, log: CompileLog) -> None:
+        self.secs = 0.0
+        self._probe = probe
+        self._log = log
+
+    def __call__(self, programs: Programs, state: TrainState, batch: Any) -> TrainState:
+        """The state with an account of nothing, unless it has one that goes on."""
+        if state.sums is not None:
+            return state
+        start, num_compiles = time.perf_counter(), len(self._log.records)
+        if not isinstance(batch, Pick):
+            batch = programs.placed(batch)
+        self._probe.run(programs, state, batch)
+        state = evolve(state, sums=programs.zero_sums())
+        made = self._log.records[num_compiles:]
+        secs = time.perf_counter() - start
+        self.secs = secs - sum(record.seconds for record in made)
+        return state
