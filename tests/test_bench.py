@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
         ("step", "loop.step, 8 leaves"),
         ("lazy", "graph.step, 8 leaves"),
         ("data", "streaming, batches of"),
+        pytest.param("ranks", "Trainer epoch", marks=pytest.mark.slow),
     ],
 )
 def test_a_benchmark_runs_and_writes_its_rows(name, row, tmp_path):

@@ -89,7 +89,9 @@ def run(tmp_path, monkeypatch):
 
 
 def test_there_are_notebooks():
-    assert [path.stem for path in NOTEBOOKS] == ["lazy_graphs", "training_loop"]
+    names = ["lazy_graphs", "ranks_and_metrics", "training_loop"]
+
+    assert [path.stem for path in NOTEBOOKS] == names
 
 
 @pytest.mark.slow

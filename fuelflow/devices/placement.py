@@ -1,5 +1,6 @@
 """Placement of a training state, and of batches, on the devices that train it."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from fuelflow._types import PyTree
-from fuelflow.devices.ranks import AXIS, MeshRanks, OneRank, Ranks
+from fuelflow.devices.ranks import AXIS, MeshRanks, OneRank, Ranks, checked_mesh
 
 Device = Any
 """A `jax.Device`, which to type checkers is a variable and no type."""
@@ -67,6 +68,13 @@ class Placement(Protocol):
         Args:
             batch: Arrays whose rows lie along ``axis``.
             axis: 1 for stacked batches.
+        """
+        ...
+
+    def leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Arrays of any kind as programs over all of the rows take them.
+
+        Where one goes depends on its shape alone, as do programs.
         """
         ...
 
@@ -130,6 +138,10 @@ class SingleDevice:
         """The batch as it is: what is on the host follows the state."""
         del axis
         return batch
+
+    def leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """The arrays as they are."""
+        return leaves
 
     def require_reachable(self, name: str, leaf: Any) -> None:
         """Refuses an array that is committed to another device.
@@ -234,6 +246,8 @@ class OnMesh:
         ranks already, as a `DataLoader` with the mesh puts it.
         """
         sharding = self._rows[axis]
+        if self.mesh.devices.size == 1:  # what is on the host follows the state
+            return batch
         leaves, treedef = jax.tree.flatten(batch)
         is_elsewhere = [
             not (isinstance(leaf, jax.Array) and leaf.sharding == sharding)
@@ -248,6 +262,20 @@ class OnMesh:
             for leaf, moves in zip(leaves, is_elsewhere, strict=True)
         ]
         return jax.tree.unflatten(treedef, leaves)
+
+    def leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """The arrays by their rows, where the ranks divide them, and else whole."""
+        return [self._leaf(leaf) for leaf in leaves]
+
+    def _leaf(self, leaf: Any) -> jax.Array:
+        shape = np.shape(leaf)
+        is_by_rows = bool(shape) and shape[0] % self.ranks.count == 0 and shape[0] > 0
+        sharding = self._rows[0] if is_by_rows else self._state
+        if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
+            return leaf
+        if self.is_whole:
+            return jax.device_put(leaf, sharding)
+        return self._from_here(leaf, sharding)
 
     def _from_here(self, value: Any, sharding: Sharding) -> jax.Array:
         """An array over all processes, from a value that each of them has."""
@@ -281,6 +309,15 @@ class OnMesh:
 
 def _local_data(array: jax.Array) -> jax.Array:
     return array.addressable_data(0)
+
+
+def placement_of_arrays(arrays: Iterable[Any]) -> Placement | None:
+    """The mesh that arrays are on; None if all are on a single device or the host."""
+    for array in arrays:
+        sharding = getattr(array, "sharding", None)
+        if isinstance(sharding, NamedSharding) and AXIS in sharding.mesh.axis_names:
+            return OnMesh(checked_mesh(sharding.mesh))
+    return None
 
 
 def _is_local(device: Device) -> bool:

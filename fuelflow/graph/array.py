@@ -10,9 +10,10 @@ import numpy as np
 
 from fuelflow._errors import NotWrappedError
 from fuelflow.graph.explain import expression_text
-from fuelflow.graph.expression import Node, Operation, Ref, Stamp, caller, record
+from fuelflow.graph.expression import Node, Ref, Use
 from fuelflow.graph.library import is_library_file
 from fuelflow.graph.realize import realize_all
+from fuelflow.graph.recording import caller, record
 from fuelflow.step.spec import leaf_text
 
 
@@ -164,7 +165,8 @@ class Lazy(Ref):
         self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
     ) -> Any:
         if method == "__call__" and ufunc in _UFUNCS and not kwargs:
-            return call(_UFUNCS[ufunc], inputs, {})
+            function = _UFUNCS[ufunc]
+            return call(function, function, inputs, {})
         raise NotWrappedError(f"numpy.{ufunc.__name__}")
 
     def __array_function__(self, function: Any, *_: Any) -> NoReturn:
@@ -183,7 +185,7 @@ class Lazy(Ref):
         return (self[index] for index in range(self.shape[0]))
 
     def __getitem__(self, index: Any) -> "Lazy":
-        return call(operator.getitem, (self, index), {})
+        return call(operator.getitem, operator.getitem, (self, index), {})
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise TypeError(
@@ -197,7 +199,7 @@ class Lazy(Ref):
 
     def __getattr__(self, name: str) -> Any:
         if name in _PROPERTIES:
-            return call(_READERS[name], (self,), {})
+            return call(_READERS[name], _READERS[name], (self,), {})
         raise AttributeError(
             f"a lazy array has no attribute `{name}`; `x.realize()` is the array itself"
         )
@@ -232,8 +234,9 @@ class AtIndex:
             raise AttributeError(f"`x.at[index]` has no method `{name}`")
 
         def record_update(*args: Any, **kwargs: Any) -> Lazy:
+            function = _UPDATE_FUNCTIONS[name]
             inputs = (self._array, self._index, *args)
-            return call(_UPDATE_FUNCTIONS[name], inputs, kwargs)
+            return call(function, function, inputs, kwargs)
 
         return record_update
 
@@ -269,39 +272,26 @@ _UNTELLING = frozenset(
 
 def call(
     function: Any,
+    function_key: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    function_key: Any = None,
+    use: Use | None = None,
 ) -> Any:
-    """Records a call of a function, and gives its results as lazy arrays."""
-    operation, inputs = record(
-        function, args, kwargs, function_key=function_key or function
-    )
-    return results_of(Node(operation, inputs, stamps_of(inputs), caller(2)))
+    """Records a call, and gives its results as the function does, with lazy arrays.
 
+    To be called by the method that the user calls.
 
-def stamps_of(inputs: tuple[Any, ...]) -> tuple[Stamp, ...]:
-    """The parameters that inputs depend on, each once.
-
-    Of parameters that have moved on only the last are kept, so that a sum over all
-    steps does not carry all of them along.
+    Args:
+        function: What is called.
+        function_key: A key for it, such as itself, if it holds nothing that changes.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        use: Of a model, if the function is given that first.
     """
-    stamps: tuple[Stamp, ...] = ()
-    for value in inputs:
-        if isinstance(value, Ref):
-            more = value._node.stamps
-            if not stamps:
-                stamps = more
-            elif more is not stamps:
-                every = (*stamps, *[s for s in more if s not in stamps])
-                fresh = tuple([s for s in every if not s.is_stale])
-                stamps = fresh or every[-1:]
-    return stamps
-
-
-def results_of(node: Node) -> Any:
-    """The results of a node, arranged as the function arranges them."""
-    operation: Operation = node.operation
+    operation, inputs, stamps = record(function, function_key, args, kwargs, use)
+    node = Node(operation, inputs, stamps, caller(3), use)
+    if use is not None and operation.moves:
+        use.stamp.last_call = node
     if operation.is_single:
         return Lazy(node, 0)
     return operation.arrange(iter([Lazy(node, i) for i in range(len(operation.types))]))
@@ -374,14 +364,14 @@ def _add_methods() -> None:
 
 def _recorder(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def record_method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
-        return call(function, (self, *args), kwargs)
+        return call(function, function, (self, *args), kwargs)
 
     return _named(name, record_method)
 
 
 def _reflected(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def record_reflected(self: Lazy, other: Any) -> Any:
-        return call(function, (other, self), {})
+        return call(function, function, (other, self), {})
 
     return _named(f"r{name}", record_reflected)
 

@@ -4,53 +4,17 @@ import itertools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fuelflow.graph.recent import Recent
-from fuelflow.graph.static import ARRAYS, Reader, make_rebuild, name_of, text_of
-from fuelflow.step.spec import leaf_text, require_array
-
-MAX_OPERATIONS = 4096
-"""Operations remembered. One that is found anew is another to every program."""
+from fuelflow.graph.static import ARRAYS, Reader, make_rebuild
+from fuelflow.graph.type import Type, type_of, type_of_array
+from fuelflow.step.outcome import StepOutcome
 
 _serials = itertools.count()
-
-
-class Type:
-    """Shape, dtype and weakness of an array; one object for all that are alike."""
-
-    __slots__ = ("__weakref__", "dtype", "shape", "weak")
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any, *, weak: bool) -> None:
-        self.shape = shape
-        self.dtype = dtype
-        self.weak = weak
-
-    def struct(self) -> jax.ShapeDtypeStruct:
-        """The same, for tracing."""
-        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak)
-
-
-_types: dict[Hashable, Type] = {}
-
-
-def type_of(shape: tuple[int, ...], dtype: Any, weak: bool) -> Type:  # noqa: FBT001
-    """The type with these properties."""
-    found = _types.get((shape, dtype, weak))
-    if found is None:
-        if not jnp.issubdtype(dtype, jax.dtypes.extended):
-            canonical = jax.dtypes.canonicalize_dtype(dtype)
-            if canonical != dtype:
-                found = type_of(shape, canonical, weak)
-        found = found or Type(shape, dtype, weak=weak)
-        _types[shape, dtype, weak] = found
-    return found
 
 
 class Stamp:
@@ -92,16 +56,15 @@ class Stamp:
         self._looked.update(nodes)
 
 
-class Site(NamedTuple):
-    """A place in the user's code."""
+Site = tuple[types.CodeType, int]
+"""A place in the user's code: code, and an instruction in it."""
 
-    code: types.CodeType
-    instruction: int
 
-    def __str__(self) -> str:
-        positions = list(self.code.co_positions())
-        line = positions[self.instruction // 2][0] or self.code.co_firstlineno
-        return f"{_file_name(self.code.co_filename)}:{line}"
+def site_text(site: Site) -> str:
+    """File and line of a place."""
+    code, instruction = site
+    line = list(code.co_positions())[instruction // 2][0] or code.co_firstlineno
+    return f"{_file_name(code.co_filename)}:{line}"
 
 
 def _file_name(path: str) -> str:
@@ -170,6 +133,23 @@ class Operation:
         return reader.data
 
 
+class Use:
+    """That a recorded call is one of a model.
+
+    Attributes:
+        model: The `ModelCall`: which model, in which mode.
+        stamp: The parameters that are used.
+        previous: The call that changed the model's variables before this one.
+    """
+
+    __slots__ = ("model", "previous", "stamp")
+
+    def __init__(self, model: Any, stamp: Stamp) -> None:
+        self.model = model
+        self.stamp = stamp
+        self.previous = stamp.last_call if model.training else None
+
+
 class Node:
     """A recorded call.
 
@@ -177,27 +157,16 @@ class Node:
         operation: What is called.
         inputs: Lazy arrays and arrays; None once they are let go.
         stamps: The parameters that the results depend on.
-        call_stamp: The parameters of a call of a model; None for other calls.
-        previous: The call of the same model that changed its variables before this one.
-        training: Whether a call of a model is in training mode.
         site: Where it was recorded.
+        use: Of a model, if it is a call of one and its inputs are held.
         serial: Its place in the order of recording.
         values: Results that are known, by index.
         used: Results whose gradient has been taken for a step, by index.
     """
 
     __slots__ = (
-        "__weakref__",
-        "call_stamp",
-        "inputs",
-        "operation",
-        "previous",
-        "serial",
-        "site",
-        "stamps",
-        "training",
-        "used",
-        "values",
+        *("__weakref__", "inputs", "operation", "serial", "site", "stamps", "use"),
+        *("used", "values"),
     )
 
     def __init__(
@@ -206,29 +175,23 @@ class Node:
         inputs: tuple[Any, ...],
         stamps: tuple[Stamp, ...],
         site: Site,
-        *,
-        call_stamp: Stamp | None = None,
-        previous: "Node | None" = None,
-        training: bool = True,
+        use: Use | None = None,
     ) -> None:
         self.operation = operation
         self.inputs: tuple[Any, ...] | None = inputs
         self.stamps = stamps
         self.site = site
-        self.call_stamp = call_stamp
-        self.previous = previous
-        self.training = training
+        self.use = use
         self.serial = next(_serials)
         self.values: dict[int, Any] = {}
-        self.used: set[int] = set()
+        self.used: tuple[int, ...] = ()
 
     def release(self) -> None:
-        """Lets go of the inputs, which nothing can need any more."""
-        self.inputs = None
-        self.previous = None
+        """Lets go of what it came from, which nothing can need any more."""
+        self.inputs = self.use = None
 
     def release_if_known(self) -> None:
-        """Lets go of the inputs if every result is known."""
+        """Lets go of what it came from if every result is known."""
         if len(self.values) == len(self.operation.types):
             self.release()
 
@@ -244,7 +207,27 @@ class Ref:
         self._type = node.operation.types[index]
 
 
-_operations: Recent[Operation] = Recent(MAX_OPERATIONS)
+class Promise:
+    """The loss of a step, which its outcome has."""
+
+    def __init__(self, outcome: StepOutcome, dtype: Any) -> None:
+        self._outcome = outcome
+        self._dtype = dtype
+
+    def value(self) -> jax.Array:
+        """The loss as an array, once the step is done."""
+        return jnp.asarray(self._outcome.loss, self._dtype)
+
+
+def value_of(ref: Ref) -> Any:
+    """The value of a result that is known; that of a step's loss is waited for."""
+    values = ref._node.values
+    value = values[ref._index]
+    if isinstance(value, Promise):
+        value = values[ref._index] = value.value()
+    return value
+
+
 DATA = (Ref, *ARRAYS)
 
 
@@ -259,135 +242,4 @@ def type_of_data(value: Any) -> Type:
     Raises:
         TypeError: If it is no array of numbers.
     """
-    if isinstance(value, Ref):
-        return value._type
-    kind = (value.shape, value.dtype, getattr(value, "weak_type", False))
-    found = _types.get(kind)
-    if found is None or type(value) is np.ma.MaskedArray:
-        require_array("an argument of a lazy function", value)
-        found = type_of(*kind)
-    return found
-
-
-def record(
-    function: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    function_key: Hashable = None,
-    model: Any = None,
-) -> tuple[Operation, tuple[Any, ...]]:
-    """The operation of a call, and its inputs.
-
-    Args:
-        function: What is called.
-        args: Its arguments: arrays, lazy or not, static values, and trees of them.
-        kwargs: Its keyword arguments.
-        function_key: A key for the function if it is known and holds no array.
-        model: A `ModelCall` if the function is given a model first.
-
-    Raises:
-        TypeError: If an argument is an array of no numbers, or a model.
-    """
-    reader = None
-    if function_key is None:
-        reader = Reader(is_data)
-        function_key = reader.read(function)
-    quick = None if kwargs or (reader and reader.data) else _quick_key(args)
-    if quick is not None:
-        kinds, inputs = quick
-        key: Hashable = (function_key, model and model.key, kinds)
-    else:
-        reader = reader or Reader(is_data)
-        read = reader.read
-        key = (
-            function_key,
-            model and model.key,
-            tuple([read(value) for value in args]),
-            tuple([(name, read(value)) for name, value in kwargs.items()]),
-            tuple([type_of_data(value) for value in reader.data]),
-        )
-        inputs = tuple(reader.data)
-    operation = _operations.get(key)
-    if operation is None:
-        operation = _make_operation(
-            (function, args, kwargs), inputs, model, function_key
-        )
-        _operations.add(key, operation)
-    return operation, inputs
-
-
-def _quick_key(args: tuple[Any, ...]) -> tuple[Hashable, tuple[Any, ...]] | None:
-    """A key and the inputs, if all arguments are arrays, names, integers and None."""
-    parts: list[Hashable] = []
-    inputs = []
-    for value in args:
-        kind = type(value)
-        is_array_kind = _array_kinds.get(kind)
-        if is_array_kind is None:
-            # One look at each class: JAX's own look at an instance is slow.
-            is_array_kind = _array_kinds[kind] = issubclass(kind, DATA)
-        if is_array_kind:
-            inputs.append(value)
-            parts.append(type_of_data(value))
-        elif kind in _QUICK_STATIC:
-            parts.append((kind, value))
-        else:
-            return None
-    return tuple(parts), tuple(inputs)
-
-
-_array_kinds: dict[type, bool] = {}
-_QUICK_STATIC = frozenset({bool, int, str, type(None)})
-
-
-def _make_operation(
-    call: tuple[Any, tuple[Any, ...], dict[str, Any]],
-    inputs: tuple[Any, ...],
-    model: Any,
-    head: Hashable,
-) -> Operation:
-    function, args, kwargs = call
-    # A function that holds arrays is made anew around them, traced.
-    known = function if isinstance(head, types.FunctionType) else None
-    make = make_rebuild((None if known else function, args, kwargs), is_data)
-
-    def prepare(found: Any) -> Any:
-        new, args, kwargs = make(found)
-        return known or new, args, kwargs
-
-    kinds = [type_of_data(value) for value in inputs]
-    structs = [kind.struct() for kind in kinds]
-
-    def trace(results: Any) -> Any:
-        return jax.eval_shape(results, structs), False
-
-    text = _call_text(function, args, kwargs)
-    operation = Operation(name_of(function), text, prepare)
-    operation.infer(trace if model is None else partial(model.trace, structs))
-    return operation
-
-
-def _call_text(function: Any, args: Any, kwargs: Any) -> str:
-    def show(value: Any) -> str:
-        if is_data(value):
-            return leaf_text(type_of_data(value))
-        if type(value) in (tuple, list, dict):
-            leaves = jax.tree.leaves(value, is_leaf=is_data)
-            return "(" + ", ".join(show(leaf) for leaf in leaves) + ")"
-        return text_of(value, is_data)
-
-    shown = [show(value) for value in args]
-    shown += [f"{name}={show(value)}" for name, value in kwargs.items()]
-    return f"{text_of(function, is_data)}({', '.join(shown)})"
-
-
-def caller(depth: int) -> Site:
-    """The first place outside of this package, ``depth`` frames up or more."""
-    frame: Any = sys._getframe(depth)
-    while frame.f_globals.get("__name__", "").startswith(_PACKAGE):
-        frame = frame.f_back
-    return Site(frame.f_code, frame.f_lasti)
-
-
-_PACKAGE = __name__.rpartition(".")[0]
+    return value._type if isinstance(value, Ref) else type_of_array(value)

@@ -5,13 +5,15 @@ from typing import Any, SupportsIndex
 
 import jax
 import optax
+from jax.sharding import Mesh
 
 from fuelflow._types import Grads, Schedule
-from fuelflow.graph.array import results_of, stamps_of
+from fuelflow.graph.array import call
 from fuelflow.graph.binding import BoundEpoch, DataBinding
-from fuelflow.graph.expression import Node, Ref, caller, record
+from fuelflow.graph.expression import Ref, Use
 from fuelflow.graph.inputs import inputs_of_model
-from fuelflow.graph.passes import ModelCall, forms_of
+from fuelflow.graph.library import is_library_function
+from fuelflow.graph.passes import ModelCall, asked_for
 from fuelflow.graph.steps import Steps
 from fuelflow.model.definition import Definition
 from fuelflow.step.loop import NonFinite, TrainingLoop
@@ -45,6 +47,9 @@ class Graph:
         log_interval: Steps between log records.
         strict_compile: Whether compiling a line's program twice is an error.
         max_in_flight: Dispatches the host may be ahead of the device.
+        mesh: Devices to train on. What is recorded is about the whole batch, whatever
+            devices its rows are on: a sum is one over all rows, a BatchNorm sees all of
+            them, and a dropout mask is that of a single device.
 
     Raises:
         TypeError: If an argument has the wrong kind.
@@ -76,8 +81,11 @@ class Graph:
         log_interval: int | None = None,
         strict_compile: bool = False,
         max_in_flight: int = 64,
+        mesh: Mesh | None = None,
     ) -> None:
         self._apply = call_model if apply is None else apply
+        # A library's function holds nothing that could change, and is its own key.
+        self._apply_key = self._apply if is_library_function(self._apply) else None
         self._inputs = inputs_of_model(model, apply, inputs)
         loop = TrainingLoop(
             unwritten_loss,
@@ -90,6 +98,7 @@ class Graph:
             log_interval=log_interval,
             strict_compile=strict_compile,
             max_in_flight=max_in_flight,
+            mesh=mesh,
         )
         self._steps = Steps(self, loop, loop.init(model, seed=seed))
         self.training = True
@@ -230,41 +239,17 @@ class Graph:
         if self._inputs.mode:
             told = self._inputs.mode_arguments(kwargs, training=self.training)
             kwargs = {**kwargs, **told}
-        return self._record(self._apply, args, kwargs)
+        return call(self._apply, self._apply_key, args, kwargs, self._use())
 
     def record(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Records ``function(model, ...)``, for what is no call of the model.
 
         Such as a penalty on its parameters, or another method of it.
         """
-        return self._record(function, args, kwargs)
+        return call(function, None, args, kwargs, self._use())
 
-    def _record(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        operation, inputs = record(
-            function,
-            args,
-            kwargs,
-            function_key=call_model if function is call_model else None,
-            model=self._calls[self.training],
-        )
-        stamp = self._steps.stamp
-        stamps = stamps_of(inputs)
-        if stamp not in stamps:
-            stamps = (*stamps, stamp) if stamps else stamp.alone
-        node = Node(
-            operation,
-            inputs,
-            stamps,
-            caller(2),
-            call_stamp=stamp,
-            previous=stamp.last_call if self.training else None,
-            training=self.training,
-        )
-        if self.training and operation.moves:
-            stamp.last_call = node
-        return results_of(node)
+    def _use(self) -> Use:
+        return Use(self._calls[self.training], self._steps.stamp)
 
     # Stepping.
 
@@ -302,7 +287,7 @@ class Graph:
         """
         if loss is None:
             return self._steps.apply()
-        return self._steps.step(forms_of(loss, metrics), _as_tuple(fetch))
+        return self._steps.step(asked_for(loss, metrics), _as_tuple(fetch))
 
     def backward(self, loss: Any, *, fetch: Iterable[Ref] | Ref = ()) -> None:
         """Adds the gradient of a loss to those that wait for the next `step`.
@@ -318,7 +303,7 @@ class Graph:
         Raises:
             StaleGraphError: As `step`, as are the other errors.
         """
-        self._steps.backward(forms_of(loss), _as_tuple(fetch))
+        self._steps.backward(asked_for(loss), _as_tuple(fetch))
 
     def grads(self, loss: Any) -> Grads:
         """The gradients of a loss by parameter name, before clipping, with no update.
@@ -326,7 +311,7 @@ class Graph:
         Raises:
             StaleGraphError: As `step`, as are the other errors.
         """
-        return self._steps.grads(forms_of(loss))
+        return self._steps.grads(asked_for(loss))
 
     def plan(self, loss: Any) -> StepPlan:
         """What a step over a loss will do: see `TrainingLoop.plan`. Runs nothing.
@@ -334,7 +319,7 @@ class Graph:
         Raises:
             StaleGraphError: As `step`, as are the other errors.
         """
-        return self._steps.plan(forms_of(loss))
+        return self._steps.plan(asked_for(loss))
 
     # Data.
 
@@ -343,7 +328,8 @@ class Graph:
 
         Args:
             loader: A `DataLoader`, or anything with its ``epoch``, ``field_names``,
-                ``batch_size`` and ``len``.
+                ``batch_size`` and ``len``. On a mesh, a `DataLoader` without one gives
+                way to `DataLoader.on` the mesh.
             entry: The field for the model's first input. Each other input is given the
                 field of its name, if there is one; what no input takes is a target.
 
@@ -351,6 +337,9 @@ class Graph:
             RuntimeError: If an epoch of the loader there is, is being iterated.
             UnwiredInputError: If the entry, or an input without default, is no field.
         """
+        mesh = self.loop.mesh
+        if mesh is not None and getattr(loader, "mesh", mesh) is None:
+            loader = loader.on(mesh)
         self._data.bind(loader, entry)
 
     def epoch(self, epoch: int) -> BoundEpoch:

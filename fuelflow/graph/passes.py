@@ -1,8 +1,8 @@
 """What a graph's programs are made of: calls of its model, and the loss they end in."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +16,16 @@ from fuelflow.step.forward import Forward
 from fuelflow.step.loss import LossReading
 from fuelflow.step.weighted import Weighted, read_form
 
-
-class Arguments(NamedTuple):
-    """What a graph's program is given in place of a batch."""
-
-    leaves: tuple[Any, ...]
-    others: tuple[Pass, ...]
+Arguments = tuple[tuple[Any, ...], tuple[Pass, ...]]
+"""What a graph's program is given in place of a batch: leaves, and others' passes."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelCall:
-    """How calls of one model, in one mode, are told apart and their results found.
+    """How the results of calls of one model, in one mode, are found.
+
+    It also tells such calls from those of other models: by being itself, so that what
+    is remembered of them keeps it alive.
 
     Attributes:
         definition: The model.
@@ -40,11 +39,6 @@ class ModelCall:
     variables: Variables
     training: bool
 
-    @property
-    def key(self) -> Hashable:
-        """What tells it from calls of other models: itself, which is so kept alive."""
-        return self
-
     def trace(
         self,
         structs: Sequence[jax.ShapeDtypeStruct],
@@ -52,7 +46,8 @@ class ModelCall:
     ) -> tuple[list[Any], bool]:
         """The shapes of the results of a call, and whether later calls depend on it.
 
-        They do if the call changes variables, or its results depend on its key.
+        They do if the call is in training mode and changes variables, or its results
+        depend on its key.
         """
         moved: list[str] = []
 
@@ -72,7 +67,8 @@ class ModelCall:
         made = jax.make_jaxpr(traced, return_shape=True)(*arguments)
         program, shapes = made
         jaxpr: Any = program.jaxpr
-        return shapes, bool(moved) or is_used(jaxpr, jaxpr.invars[-1])
+        depends = self.training and is_used(jaxpr, jaxpr.invars[-1])
+        return shapes, bool(moved) or depends
 
 
 def is_used(jaxpr: Any, variable: Any) -> bool:
@@ -84,48 +80,79 @@ def is_used(jaxpr: Any, variable: Any) -> bool:
     return variable in needed
 
 
-class Form(NamedTuple):
-    """A loss or metric as it was written: a value, or a value and its weight."""
-
-    value: Ref
-    weight: Ref | None
-
-    @classmethod
-    def of(cls, written: Any, what: str) -> "Form":
-        """The form of what was given as a loss or metric.
-
-        Raises:
-            TypeError: If it is no lazy array, nor `Weighted` around one.
-        """
-        value, weight = written, None
-        if isinstance(written, Weighted):
-            value, weight = written.value, written.weight
-            if not isinstance(weight, Ref):
-                weight = _as_ref(weight)
-        if not isinstance(value, Ref):
-            raise TypeError(
-                f"{what} must be a lazy array made from `graph(...)`, or ff.Weighted "
-                f"of one, got a {type(value).__name__}"
-            )
-        return cls(value, weight)
-
-    def refs(self) -> list[Ref]:
-        """The lazy arrays in it."""
-        return [self.value] if self.weight is None else [self.value, self.weight]
+Kind = tuple[tuple[bool, ...], tuple[str, ...]]
+"""Whether the loss and each metric has a weight, and the names of the metrics."""
 
 
-def forms_of(loss: Any, metrics: Mapping[str, Any] | None = None) -> dict[str, Form]:
-    """The forms of a loss, first, and of metrics by name.
+class Asked:
+    """A loss and metrics as they were written.
+
+    Attributes:
+        refs: Their values, the loss first, each followed by its weight if it has one.
+        kind: What else tells them apart.
+    """
+
+    __slots__ = ("kind", "refs")
+
+    def __init__(self, refs: tuple[Ref, ...], kind: Kind) -> None:
+        self.refs = refs
+        self.kind = kind
+
+    @property
+    def loss(self) -> Ref:
+        """The value of the loss."""
+        return self.refs[0]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the loss is a scalar without a weight, which is its own mean."""
+        return not self.refs[0]._type.shape and not self.kind[0][0]
+
+    def values(self) -> list[Ref]:
+        """The values without the weights."""
+        refs = iter(self.refs)
+        found = []
+        for has_weight in self.kind[0]:
+            found.append(next(refs))
+            if has_weight:
+                next(refs)
+        return found
+
+
+_LOSS_ALONE: Kind = (False,), ()
+
+
+def asked_for(loss: Any, metrics: Mapping[str, Any] | None = None) -> Asked:
+    """What was given as a loss, and as metrics by name.
 
     Raises:
         TypeError: If one is not lazy, or a name is no string.
         ValueError: If a metric has the name of the loss.
     """
-    forms = {"the loss": Form.of(loss, "the loss")}
-    for name, metric in (metrics or {}).items():
+    if isinstance(loss, Ref) and not metrics:
+        return Asked((loss,), _LOSS_ALONE)
+    metrics = metrics or {}
+    parts = [_parts_of(loss, "the loss")]
+    for name, metric in metrics.items():
         _check_metric_name(name)
-        forms[name] = Form.of(metric, f"the metric `{name}`")
-    return forms
+        parts.append(_parts_of(metric, f"the metric `{name}`"))
+    weights = tuple([len(part) > 1 for part in parts])
+    return Asked(sum(parts, ()), (weights, tuple(metrics)))
+
+
+def _parts_of(written: Any, what: str) -> tuple[Ref, ...]:
+    """A loss or metric: its value, and its weight if it has one."""
+    is_weighted = isinstance(written, Weighted)
+    value = written.value if is_weighted else written
+    if not isinstance(value, Ref):
+        raise TypeError(
+            f"{what} must be a lazy array made from `graph(...)`, or ff.Weighted "
+            f"of one, got a {type(value).__name__}"
+        )
+    if not is_weighted:
+        return (value,)
+    weight = written.weight
+    return value, weight if isinstance(weight, Ref) else _as_ref(weight)
 
 
 def _check_metric_name(name: Any) -> None:
@@ -138,7 +165,7 @@ def _check_metric_name(name: Any) -> None:
 def _as_ref(array: Any) -> Ref:
     from fuelflow.graph.array import call
 
-    return call(jnp.asarray, (array,), {})
+    return call(jnp.asarray, jnp.asarray, (array,), {})
 
 
 @dataclass(frozen=True)
@@ -147,17 +174,17 @@ class RecordedLoss:
 
     Attributes:
         recipe: How to run it: loss, metrics and fetched values, in this order.
-        weights: Whether the loss and each metric has a weight.
-        metrics: Names of the metrics.
+        kind: Which of them has a weight, and the names of the metrics.
         own: Which of the sets of parameters is the one that is stepped.
         others: The models of the other sets, in order.
     """
 
     recipe: Recipe
-    weights: tuple[bool, ...]
-    metrics: tuple[str, ...]
+    kind: Kind
     own: int
     others: tuple[Definition, ...]
+
+    sees_all_rows = True
 
     def read(
         self,
@@ -168,14 +195,16 @@ class RecordedLoss:
     ) -> LossReading:
         """Runs what was recorded, and reads the loss and metrics in it."""
         del key, row_weight
+        leaves, passes = batch
+        weights, names = self.kind
         forwards = [
             forward_of(definition, arrays)
-            for definition, arrays in zip(self.others, batch.others, strict=True)
+            for definition, arrays in zip(self.others, passes, strict=True)
         ]
-        passes = [*forwards[: self.own], forward, *forwards[self.own :]]
-        found = self.recipe.run(batch.leaves, passes)
+        every = [*forwards[: self.own], forward, *forwards[self.own :]]
+        found = self.recipe.run(leaves, every)
         forms = []
-        for has_weight in self.weights:
+        for has_weight in weights:
             value = found.pop(0)
             forms.append(Weighted(value, found.pop(0)) if has_weight else value)
         loss, *metrics = forms
@@ -184,11 +213,11 @@ class RecordedLoss:
             _read(loss, "the loss"),
             {
                 name: _read(metric, f"the metric `{name}`", is_loss=False)
-                for name, metric in zip(self.metrics, metrics, strict=True)
+                for name, metric in zip(names, metrics, strict=True)
             },
-            False,
-            found,
-            (changed, [other.variables for other in batch.others]),
+            is_maskable=False,
+            fetched=found,
+            beside=(changed, [other.variables for other in passes]),
         )
 
 

@@ -5,16 +5,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fuelflow._errors import StaleGraphError
 from fuelflow._types import Array, Params, PyTree, Variables
-from fuelflow.graph.expression import Ref, Stamp
+from fuelflow.devices.placement import Placement, placement_of_arrays
+from fuelflow.graph.expression import Ref, Stamp, site_text, value_of
 from fuelflow.graph.recent import Recent
 from fuelflow.graph.structure import Recipe, Structure
 from fuelflow.model.definition import Definition
 from fuelflow.step.forward import Forward
-from fuelflow.step.outcome import StepOutcome
 from fuelflow.step.program import CompileLog, Program
 from fuelflow.step.spec import Table
 
@@ -65,41 +64,24 @@ def realize_all(lazies: Sequence[Ref]) -> list[Any]:
     unknown = [ref for ref in lazies if ref._index not in ref._node.values]
     if unknown:
         _run(unknown)
-    return [_settled(ref) for ref in lazies]
-
-
-def _settled(ref: Ref) -> Any:
-    values = ref._node.values
-    value = values[ref._index]
-    if isinstance(value, Promise):
-        value = values[ref._index] = value.value()
-    return value
-
-
-class Promise:
-    """The loss of a step, which its outcome has."""
-
-    def __init__(self, outcome: StepOutcome, dtype: Any) -> None:
-        self._outcome = outcome
-        self._dtype = dtype
-
-    def value(self) -> jax.Array:
-        """The loss as an array, once the step is done."""
-        return jnp.asarray(self._outcome.loss, self._dtype)
+    return [value_of(ref) for ref in lazies]
 
 
 def _run(refs: Sequence[Ref]) -> None:
     structure = Structure(refs)
-    settle_leaves(structure.leaves)
     passes = tuple([pass_of(stamp) for stamp in structure.stamps])
-    definitions = tuple([stamp.graph.definition for stamp in structure.stamps])
+    definitions = definitions_of(structure.stamps)
+    states = [param for each in passes for param in each.params.values()]
+    placement = placement_of_arrays([*structure.leaves, *states])
     # A program keeps its definitions alive, so that no other can have their identity.
-    key = (structure.key, tuple(map(id, definitions)))
+    key = (structure.key, tuple(map(id, definitions)), placement)
     program = _programs.get(key)
     if program is None:
-        program = _make_program(structure, definitions, refs)
+        program = _make_program(structure, definitions, refs, placement)
         _programs.add(key, program)
     leaves = tuple(structure.leaves)
+    if placement is not None:
+        leaves = tuple(placement.leaves(leaves))
     for ref, value in zip(refs, program(leaves, leaves, passes), strict=True):
         node = ref._node
         node.values[ref._index] = value
@@ -110,24 +92,30 @@ def _run(refs: Sequence[Ref]) -> None:
             node.release_if_known()
 
 
-def settle_leaves(leaves: list[Any]) -> None:
-    """Replaces promises by their values."""
-    for number, leaf in enumerate(leaves):
-        if isinstance(leaf, Promise):
-            leaves[number] = leaf.value()
-
-
 def pass_of(stamp: Stamp) -> Pass:
     """The arrays of the parameters that a stamp stands for.
 
     Raises:
         StaleGraphError: If nobody holds the graph any more.
     """
+    state = _graph_of(stamp).state
+    return Pass(state.params, state.variables, state.key, state.step)
+
+
+def definitions_of(stamps: Sequence[Stamp]) -> tuple[Definition, ...]:
+    """The models whose parameters stamps stand for.
+
+    Raises:
+        StaleGraphError: If nobody holds the graph of one any more.
+    """
+    return tuple([_graph_of(stamp).definition for stamp in stamps])
+
+
+def _graph_of(stamp: Stamp) -> Any:
     graph = stamp.graph
     if graph is None:
         raise StaleGraphError(stamp.step, "a value of a graph that is gone")
-    state = graph.state
-    return Pass(state.params, state.variables, state.key, state.step)
+    return graph
 
 
 def forward_of(definition: Definition, arrays: Pass) -> Forward:
@@ -137,9 +125,12 @@ def forward_of(definition: Definition, arrays: Pass) -> Forward:
 
 
 def _make_program(
-    structure: Structure, definitions: tuple[Definition, ...], refs: Sequence[Ref]
+    structure: Structure,
+    definitions: tuple[Definition, ...],
+    refs: Sequence[Ref],
+    placement: Placement | None,
 ) -> Program:
-    recipe: Recipe = structure.recipe()
+    recipe = Recipe(structure.key)
 
     def run(leaves: Sequence[Any], passes: Sequence[Pass]) -> PyTree:
         forwards = [
@@ -149,12 +140,13 @@ def _make_program(
         return recipe.run(leaves, forwards)
 
     return Program(
-        f"realize ({refs[0]._node.site})",
+        f"realize ({site_text(refs[0]._node.site)})",
         run,
         _log,
         fixed_table=structure.table(),
         check_batch=accept,
         describe=describe_nothing,
+        settled=None if placement is None else placement.settled,
     )
 
 

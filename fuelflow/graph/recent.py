@@ -21,15 +21,15 @@ class Recent(Generic[T]):
         """The value of a key, which is then the one used last; None if none."""
         values = self._values
         found = values.get(key)
-        # While there is room, the order does not matter.
+        # While there is room, the order does not matter. Other threads may be here too.
         if found is not None and 2 * len(values) > self._size:
-            values[key] = values.pop(key)
+            values[key] = values.pop(key, found)
         return found
 
     def add(self, key: Hashable, value: T) -> None:
         """Keeps a value."""
         while len(self._values) >= self._size:
-            del self._values[next(iter(self._values))]
+            self._values.pop(next(iter(self._values)), None)
         self._values[key] = value
 
     def __len__(self) -> int:

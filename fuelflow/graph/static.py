@@ -81,7 +81,7 @@ class Reader:
         if kind is types.FunctionType:
             if is_library_function(value):
                 return value
-            known = _known_key(value)
+            known = known_key(value, 0)
             if known is not None:
                 return known
         parts = parts_of(value)
@@ -134,12 +134,23 @@ _NUMBERS = (float, complex)  # and not NumPy's, which are data
 _known: Recent[tuple[tuple[tuple[str, Any], ...], Hashable]] = Recent(4096)
 
 
-def _known_key(function: types.FunctionType) -> Hashable:
-    """The key of a function that was read before and is as it was; None if not."""
-    if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
+def known_key(function: Any, num_args: int) -> Hashable:
+    """The key of a function that was read before and is as it was; None if not.
+
+    Args:
+        function: The function.
+        num_args: How many arguments it is given by position.
+    """
+    if type(function) is not types.FunctionType or function.__closure__:
         return None
-    found = _known.get(function.__code__)
+    code = function.__code__
+    found = _known.get(code)
     if found is None:
+        return None
+    # Where every parameter is given, no default is read. To look at one is slow where
+    # Python tells an audit hook of it, as it must once `filelock` is imported.
+    is_full = num_args == code.co_argcount and not code.co_kwonlyargcount
+    if not is_full and (function.__defaults__ or function.__kwdefaults__):
         return None
     reads, key = found
     there = function.__globals__

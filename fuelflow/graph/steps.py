@@ -1,23 +1,24 @@
 """The steps of a graph: its state, and a program for each structure of a loss."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from fuelflow._errors import StaleGraphError
 from fuelflow._types import Grads, Schedule
-from fuelflow.graph.expression import Ref, Stamp, caller
-from fuelflow.graph.passes import Arguments, Form, RecordedLoss
+from fuelflow.graph.expression import Promise, Ref, Stamp, site_text
+from fuelflow.graph.passes import Arguments, Asked, Kind, RecordedLoss
+from fuelflow.graph.pattern import Pattern
 from fuelflow.graph.realize import (
     MAX_PROGRAMS,
-    Promise,
     accept,
+    definitions_of,
     describe_nothing,
     pass_of,
-    settle_leaves,
 )
 from fuelflow.graph.recent import Recent
-from fuelflow.graph.structure import Structure
+from fuelflow.graph.recording import caller
+from fuelflow.graph.structure import Recipe, Structure
 from fuelflow.step.checks import checked_rate
 from fuelflow.step.engine import Held, Seen
 from fuelflow.step.loop import TrainingLoop
@@ -34,30 +35,39 @@ class LossPrograms:
     """The programs of one structure of a loss.
 
     Attributes:
+        pattern: The structure.
+        loss: The loss.
         step: A step over it.
         grads: Its gradients alone.
         begin: Its gradients, held for a later step.
         add: Its gradients, added to those that are held.
     """
 
+    pattern: Pattern
+    loss: RecordedLoss
     step: Program
     grads: Program
     begin: Program
     add: Program
 
+    def match(
+        self, refs: tuple[Ref, ...], stamp: Stamp
+    ) -> tuple[list[Any], list[Stamp]] | None:
+        """What to run them on for some results, and other graphs' parameters.
 
-class Request(NamedTuple):
-    """A loss that something is to be done with.
+        None if they are made for other results. Which models those run through is part
+        of their operations.
+        """
+        found = self.pattern.match(refs, stamp)
+        if found is None:
+            return None
+        leaves, others = found
+        del others[self.loss.own]
+        return leaves, others
 
-    Attributes:
-        arguments: The arrays to run it on.
-        programs: The programs of its structure.
-        others: Other graphs' parameters that it runs through.
-    """
 
-    arguments: Arguments
-    programs: LossPrograms
-    others: list[Stamp]
+Request = tuple[Arguments, LossPrograms, list[Stamp]]
+"""What to run a loss on, its programs, and other graphs' parameters that it is in."""
 
 
 class Steps:
@@ -75,8 +85,7 @@ class Steps:
         self.state = state
         self.training_step = 0
         self.stamp = Stamp(graph, 0)
-        self._programs: Recent[LossPrograms] = Recent(MAX_PROGRAMS)
-        self._apply: Program | None = None
+        self._forget()
         self._held: Held | None = None
         self._past_compiles: tuple[CompileRecord, ...] = ()
         self._has_optimizer = False
@@ -140,8 +149,14 @@ class Steps:
         self.state = loop._host.adopt(self.state, keep=keep)
         self._past_compiles = self.log_records()
         self.loop = loop
-        self._programs = Recent(MAX_PROGRAMS)
-        self._apply = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops all programs."""
+        # By structure, and what was asked for last at some line.
+        self._programs: Recent[LossPrograms] = Recent(MAX_PROGRAMS)
+        self._guesses: Recent[LossPrograms] = Recent(MAX_PROGRAMS)
+        self._apply: Program | None = None
 
     def _require_none_held(self, what: str) -> None:
         if self._held is not None:
@@ -158,7 +173,7 @@ class Steps:
 
     # What is done.
 
-    def step(self, forms: Mapping[str, Form], fetch: Sequence[Ref]) -> StepOutcome:
+    def step(self, asked: Asked, fetch: tuple[Ref, ...]) -> StepOutcome:
         """A step over a loss."""
         self._require_optimizer("`step`")
         if self._held is not None:
@@ -166,40 +181,37 @@ class Steps:
                 "gradients of `graph.backward` are waiting for a step: call "
                 "`graph.step()` for them, or `graph.backward(loss)` for this loss too"
             )
-        loss = next(iter(forms.values())).value
+        loss = asked.loss
         dispatcher = self.loop._dispatcher
         state, base = self._ready()
-        request = self._request(base, forms, fetch)
-        arguments = request.arguments
-        moving, packed, seen = request.programs.step(
+        arguments, programs, others = self._request(base, asked, fetch)
+        moving, packed, seen = programs.step(
             arguments, moving_part(state), fixed_part(state), arguments
         )
         self.state, outcome = dispatcher.advance(state, moving, packed, seen)
-        if not loss._type.shape and len(forms["the loss"].refs()) == 1:
+        if asked.is_plain:
             loss._node.values[loss._index] = Promise(outcome, loss._type.dtype)
-        self._conclude(request, forms, fetch, seen)
+        self._conclude(others, asked, fetch, seen)
         # Their parameters are about to be gone, and so is the use of their inputs.
         for ref in (loss, *fetch):
             ref._node.release_if_known()
         self._count()
         return outcome
 
-    def backward(self, forms: Mapping[str, Form], fetch: Sequence[Ref]) -> None:
+    def backward(self, asked: Asked, fetch: tuple[Ref, ...]) -> None:
         """Gradients of a loss, added to those that are held."""
         self._require_optimizer("`backward`")
         state, base = self._ready()
-        loss = next(iter(forms.values())).value
-        wanted = (*fetch, loss)
-        request = self._request(base, forms, wanted)
-        arguments = request.arguments
+        wanted = (*fetch, asked.loss)
+        arguments, programs, others = self._request(base, asked, wanted)
         parts = (moving_part(state), fixed_part(state), arguments)
         if self._held is None:
-            self._held, seen = request.programs.begin(arguments, *parts)
+            self._held, seen = programs.begin(arguments, *parts)
         else:
             held = self._held
             # What was sown differs from loss to loss, and is part of the signature.
-            self._held, seen = request.programs.add((arguments, held), held, *parts)
-        self._conclude(request, forms, wanted, seen)
+            self._held, seen = programs.add((arguments, held), held, *parts)
+        self._conclude(others, asked, wanted, seen)
         self.stamp.look([ref._node for ref in wanted])
         # What comes after this pass follows from variables that wait for the step.
         self.stamp.last_call = None
@@ -223,21 +235,19 @@ class Steps:
         self._count()
         return outcome
 
-    def grads(self, forms: Mapping[str, Form]) -> Grads:
+    def grads(self, asked: Asked) -> Grads:
         """The gradients of a loss."""
         state, base = self.loop._host.ready(self.state)
-        request = self._request(base, forms, ())
-        arguments = request.arguments
-        return request.programs.grads(
+        arguments, programs, _ = self._request(base, asked, ())
+        return programs.grads(
             arguments, moving_part(state), fixed_part(state), arguments
         )
 
-    def plan(self, forms: Mapping[str, Form]) -> StepPlan:
+    def plan(self, asked: Asked) -> StepPlan:
         """What a step over a loss will do."""
         state, base = self.loop._host.ready(self.state)
-        request = self._request(base, forms, ())
-        arguments = request.arguments
-        executable = request.programs.step.executable(
+        arguments, programs, _ = self._request(base, asked, ())
+        executable = programs.step.executable(
             arguments, moving_part(state), fixed_part(state), arguments
         )
         engine = base.engine
@@ -256,30 +266,39 @@ class Steps:
                 "`graph.set_scheduler(...)` (a number will do), or `graph.set_lr(lr)`"
             ) from None
 
-    def _request(
-        self, base: Programs, forms: Mapping[str, Form], fetch: Sequence[Ref]
-    ) -> Request:
-        stamp = self.stamp
-        loss = forms["the loss"].value
-        self._require_own(loss)
-        refs = [ref for form in forms.values() for ref in form.refs()]
-        structure = Structure([*refs, *fetch], through=stamp)
-        own = structure.stamps.index(stamp)
-        others = structure.stamps[:own] + structure.stamps[own + 1 :]
-        definitions = [other.graph.definition for other in others]
-        weights = tuple([form.weight is not None for form in forms.values()])
+    def _request(self, base: Programs, asked: Asked, fetch: tuple[Ref, ...]) -> Request:
+        self._require_own(asked.loss)
+        node = asked.loss._node
+        refs = (*asked.refs, *fetch)
+        # What was asked for at this line is likely to be asked for again.
+        line = node.operation, node.site[1], asked.kind
+        programs = self._guesses.get(line)
+        found = None if programs is None else programs.match(refs, self.stamp)
+        if programs is None or found is None:
+            programs, *found = self._look_up(base, asked.kind, refs)
+            self._guesses.add(line, programs)
+        leaves, others = found
+        passes = tuple([pass_of(other) for other in others]) if others else ()
+        leaves = tuple(base.placement.leaves(leaves))
+        return (leaves, passes), programs, others
+
+    def _look_up(
+        self, base: Programs, kind: Kind, refs: tuple[Ref, ...]
+    ) -> tuple[LossPrograms, list[Any], list[Stamp]]:
+        """The programs of a structure, made if there are none, and what they run on."""
+        structure = Structure(refs, through=self.stamp)
+        others = structure.stamps
+        own = others.index(self.stamp)
+        del others[own]
+        definitions = definitions_of(others)
         # A program keeps its definitions alive: no other has their identity.
-        key = (structure.key, weights, tuple(forms), own, *map(id, definitions))
+        key = (structure.key, kind, own, *map(id, definitions))
         programs = self._programs.get(key)
         if programs is None:
-            reader = RecordedLoss(
-                structure.recipe(), weights, tuple(forms)[1:], own, tuple(definitions)
-            )
+            reader = RecordedLoss(Recipe(structure.key), kind, own, definitions)
             programs = _make_programs(base, reader, structure)
             self._programs.add(key, programs)
-        settle_leaves(structure.leaves)
-        passes = tuple([pass_of(other) for other in others])
-        return Request(Arguments(tuple(structure.leaves), passes), programs, others)
+        return programs, structure.leaves, others
 
     def _require_own(self, loss: Ref) -> None:
         node = loss._node
@@ -287,27 +306,22 @@ class Steps:
             return
         for stamp in node.stamps:
             if stamp.graph is self._graph:
-                raise StaleGraphError(
-                    stamp.step, f"the loss, `{node.operation.name}` at {node.site},"
-                )
+                what = f"the loss, `{node.operation.name}` at {site_text(node.site)},"
+                raise StaleGraphError(stamp.step, what)
         raise ValueError(
             "the loss must depend on this graph's model, but nothing in it was made by "
             "`graph(...)` or `graph.forward_batch(batch)`"
         )
 
     def _conclude(
-        self,
-        request: Request,
-        forms: Mapping[str, Form],
-        fetch: Sequence[Ref],
-        seen: Seen,
+        self, others: list[Stamp], asked: Asked, fetch: tuple[Ref, ...], seen: Seen
     ) -> None:
         """Gives what was run its values, and other graphs their changed variables."""
-        for ref, value in zip(fetch, seen.fetched, strict=True):
+        for ref in asked.values():
+            ref._node.used += (ref._index,)
+        for ref, value in zip(fetch, seen.fetched, strict=True) if fetch else ():
             ref._node.values[ref._index] = value
-        for form in forms.values():
-            form.value._node.used.add(form.value._index)
-        for stamp, variables in zip(request.others, seen.beside, strict=True):
+        for stamp, variables in zip(others, seen.beside, strict=True) if others else ():
             stamp.last_call = None
             if variables:
                 steps = stamp.graph._steps
@@ -327,8 +341,10 @@ def _make_programs(
 ) -> LossPrograms:
     engine = replace(base.engine, rules=replace(base.engine.rules, loss=reader))
     table = structure.table()
-    line = f"({caller(1)})"  # where the step is asked for
+    line = f"({site_text(caller(1))})"  # where the step is asked for
     return LossPrograms(
+        Pattern(structure.key),
+        reader,
         _program(f"step {line}", engine.step, base, table, (0,)),
         _program(f"grads {line}", engine.grads, base, table, ()),
         _program(f"backward {line}", engine.begin, base, table, ()),
@@ -351,4 +367,5 @@ def _program(
         check_batch=accept,
         donate=donate,
         describe=describe_nothing,
+        settled=base.placement.settled,
     )

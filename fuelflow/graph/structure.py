@@ -5,13 +5,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fuelflow._errors import StaleGraphError
-from fuelflow.graph.expression import Node, Operation, Ref, Stamp
+from fuelflow.graph.expression import Node, Operation, Ref, Stamp, site_text, value_of
 from fuelflow.step.forward import Forward
 from fuelflow.step.spec import Table
 
-Step = tuple[Operation, tuple[tuple[int, int] | None, ...], int, bool]
-"""A call: operation, where each input is from (a call and which of its results; None
-for the next leaf), the set of parameters it uses (-1 for none), and its mode."""
+Source = tuple[int, int]
+"""Where a value is from: a call and which of its results, or -1 and which leaf."""
+
+Step = tuple[Operation, tuple[Source, ...], int, bool, int]
+"""A call: operation, where each input is from, the set of parameters it uses (-1 for
+none), its mode, and the call whose changes of the model it follows (-1 for none)."""
+
+Key = tuple[tuple[Step, ...], tuple[Source, ...]]
+"""Calls in the order of recording, and where the results wanted are from."""
 
 
 class Structure:
@@ -26,10 +32,10 @@ class Structure:
         stamps: The sets of parameters they use.
     """
 
-    __slots__ = ("key", "leaves", "nodes", "stamps")
+    __slots__ = ("_places", "_through", "key", "leaves", "nodes", "stamps")
 
     def __init__(self, outputs: Sequence[Ref], *, through: Stamp | None = None) -> None:
-        """Collects what the outputs need.
+        """Collects what the outputs need; losses of earlier steps are waited for.
 
         Args:
             outputs: The results wanted.
@@ -39,50 +45,45 @@ class Structure:
         Raises:
             StaleGraphError: If a call of a model is needed whose parameters moved on.
         """
+        self._through = through
         self.nodes = _needed(outputs, through)
+        self._places = {node: place for place, node in enumerate(self.nodes)}
         self.leaves: list[Any] = []
         self.stamps: list[Stamp] = []
-        places: dict[Node, int] = {}
-        steps: list[Step] = []
-        for place, node in enumerate(self.nodes):
-            places[node] = place
-            assert node.inputs is not None
-            sources = self._sources(node.inputs, places, through)
-            stamp = node.call_stamp
-            call = -1
-            if stamp is not None:
-                if stamp not in self.stamps:
-                    self.stamps.append(stamp)
-                call = self.stamps.index(stamp)
-            steps.append((node.operation, sources, call, node.training))
-        wanted = self._sources(outputs, places, through)
-        self.key: tuple[tuple[Step, ...], Any] = tuple(steps), wanted
+        steps = tuple([self._step(node) for node in self.nodes])
+        self.key: Key = steps, self._sources(outputs)
 
-    def _sources(
-        self, values: Sequence[Any], places: dict[Node, int], through: Stamp | None
-    ) -> tuple[tuple[int, int] | None, ...]:
+    def _step(self, node: Node) -> Step:
+        assert node.inputs is not None
+        sources = self._sources(node.inputs)
+        use = node.use
+        if use is None:
+            return node.operation, sources, -1, True, -1
+        if use.stamp not in self.stamps:
+            self.stamps.append(use.stamp)
+        previous = -1 if use.previous is None else self._places[use.previous]
+        call = self.stamps.index(use.stamp)
+        return node.operation, sources, call, use.model.training, previous
+
+    def _sources(self, values: Sequence[Any]) -> tuple[Source, ...]:
         """Where values are from; those that are arrays become leaves."""
-        sources: list[tuple[int, int] | None] = []
+        sources: list[Source] = []
         for value in values:
             if isinstance(value, Ref):
                 node = value._node
-                if not node.values or not _is_known(value, through):
-                    sources.append((places[node], value._index))
+                if not node.values or not is_known(value, self._through):
+                    sources.append((self._places[node], value._index))
                     continue
-                value = node.values[value._index]  # noqa: PLW2901
+                value = value_of(value)  # noqa: PLW2901
+            sources.append((-1, len(self.leaves)))
             self.leaves.append(value)
-            sources.append(None)
         return tuple(sources)
-
-    def recipe(self) -> "Recipe":
-        """How to run it, without any array or node."""
-        return Recipe(*self.key)
 
     def table(self) -> Table:
         """Each call by its place in the user's code, for explanations."""
         table: Table = {}
         for node in self.nodes:
-            where = f"{node.operation.name} ({node.site})"
+            where = f"{node.operation.name} ({site_text(node.site)})"
             number = sum(1 for name in table if name.startswith(where))
             name = f"{where} #{number + 1}" if number else where
             table[name] = node.operation.text
@@ -92,11 +93,8 @@ class Structure:
 class Recipe:
     """The calls of a structure, to be run inside a trace."""
 
-    def __init__(
-        self, steps: tuple[Step, ...], wanted: tuple[tuple[int, int] | None, ...]
-    ) -> None:
-        self._steps = steps
-        self._wanted = wanted
+    def __init__(self, key: Key) -> None:
+        self._steps, self._wanted = key
 
     def run(self, leaves: Sequence[Any], forwards: Sequence[Forward]) -> list[Any]:
         """The results wanted.
@@ -105,47 +103,45 @@ class Recipe:
             leaves: The arrays to run on, traced.
             forwards: The pass of each set of parameters.
         """
-        made: list[list[Any]] = []
-        left = iter(leaves)
-
-        def values(sources: tuple[tuple[int, int] | None, ...]) -> list[Any]:
-            return [next(left) if s is None else made[s[0]][s[1]] for s in sources]
-
-        for operation, sources, call, training in self._steps:
+        # The last place is that of the leaves, which is -1.
+        made: list[Sequence[Any]] = [*[()] * len(self._steps), leaves]
+        for place, (operation, sources, call, training, _) in enumerate(self._steps):
             first = ()
             if call >= 0:
                 forward = forwards[call]
                 first = ((forward.bound if training else forward.at_rest).model,)
-            made.append(operation.results(values(sources), *first))
-        return values(self._wanted)
+            values = [made[source][index] for source, index in sources]
+            made[place] = operation.results(values, *first)
+        return [made[source][index] for source, index in self._wanted]
 
 
-def _is_known(ref: Ref, through: Stamp | None) -> bool:
+def is_known(ref: Ref, through: Stamp | None) -> bool:
     """Whether a result's value can stand in for running its call."""
     node = ref._node
     return ref._index in node.values and (through is None or through not in node.stamps)
 
 
 def _needed(outputs: Iterable[Ref], through: Stamp | None) -> list[Node]:
+    """The calls to be run, in the order of recording."""
     found: set[Node] = set()
-    left = [ref._node for ref in outputs if not _is_known(ref, through)]
+    left = [ref._node for ref in outputs if not is_known(ref, through)]
     while left:
         node = left.pop()
         if node in found:
             continue
-        stamp = node.call_stamp
-        if stamp is not None and stamp.is_stale:
-            raise StaleGraphError(stamp.step, _what(node))
+        use = node.use
+        if use is not None and use.stamp.is_stale:
+            raise StaleGraphError(use.stamp.step, _what(node))
         if node.inputs is None:
             raise StaleGraphError(max(s.step for s in node.stamps), _what(node))
         found.add(node)
         for value in node.inputs:
             if isinstance(value, Ref):
                 below = value._node
-                if not below.values or not _is_known(value, through):
+                if not below.values or not is_known(value, through):
                     left.append(below)
-        if node.previous is not None:
-            left.append(node.previous)
+        if use is not None and use.previous is not None:
+            left.append(use.previous)
     return sorted(found, key=_serial)
 
 
@@ -153,4 +149,4 @@ _serial = operator.attrgetter("serial")
 
 
 def _what(node: Node) -> str:
-    return f"`{node.operation.name}` recorded at {node.site}"
+    return f"`{node.operation.name}` recorded at {site_text(node.site)}"

@@ -5,8 +5,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from fuelflow.graph.array import results_of, stamps_of
-from fuelflow.graph.expression import Node, caller, record
+from fuelflow.graph.array import call
 from fuelflow.graph.library import is_library_function
 from fuelflow.graph.parts import Wrapper
 from fuelflow.model.linen import Linen
@@ -68,8 +67,7 @@ class LazyFunction(Wrapper):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Records a call."""
-        operation, inputs = record(self._wrapped, args, kwargs, function_key=self._key)
-        return results_of(Node(operation, inputs, stamps_of(inputs), caller(1)))
+        return call(self._wrapped, self._key, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method of the instance, whose calls are recorded."""

@@ -14,6 +14,8 @@ Kind = Literal["input", "callback", "rank", "compute", "nothing"]
 
 # A cause that took a smaller part of the time is not worth a person's.
 _LEAST_SHARE = 0.1
+_LEAST_MS = 10.0
+_NUM_CANDIDATES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,8 @@ def find_bottleneck(metrics: "EpochMetrics") -> Bottleneck:
       did, which is in their epochs already: ``min(callback_ms, the spread of
       complete)``.
 
-    The cause with the most lost time is named, if its share is a tenth or more. Without
+    The cause with the most lost time is named, if its share is a tenth or more and it
+    lost 10 ms or more. Without
     one it is ``"compute"`` if the median rank's ``compute`` is at least half of
     ``epoch_ms``, and otherwise ``"nothing"``. Compile time is in no share.
 
@@ -156,7 +159,7 @@ def find_bottleneck(metrics: "EpochMetrics") -> Bottleneck:
             _slow_pass(metrics, times),
             _callbacks(metrics, times),
         )
-        if found.share >= _LEAST_SHARE
+        if found.share >= _LEAST_SHARE and lost >= _LEAST_MS
     ]
     if causes:
         return max(causes, key=lambda cause: cause[0])[1]
@@ -187,9 +190,15 @@ def _slow_rank(
 ) -> tuple[float, Bottleneck]:
     if len(times) == 1:
         return 0.0, Bottleneck(kind="rank", share=0.0)
-    lags = [_lag(metrics, times, rank) for rank in range(len(times))]
-    lost = max(lags)
-    rank = lags.index(lost)
+    # To look at all would take the square of their number.
+    latest = sorted(range(len(times)), key=lambda rank: -times[rank].complete)
+    busiest = max(range(len(times)), key=lambda rank: times[rank].host)
+    lags = {
+        rank: _lag(metrics, times, rank)
+        for rank in sorted({*latest[:_NUM_CANDIDATES], busiest})
+    }
+    lost = max(lags.values())
+    rank = next(rank for rank, lag in lags.items() if lag == lost)
     needed = times[rank].complete - lost
     return lost, Bottleneck(
         kind="rank",

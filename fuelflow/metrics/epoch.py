@@ -2,9 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, TypeVar
 
-from fuelflow.metrics.bottleneck import Bottleneck, find_bottleneck
+from fuelflow.metrics.bottleneck import (
+    Bottleneck,
+    RankTimes,
+    find_bottleneck,
+    split_times,
+)
 from fuelflow.metrics.plain import from_plain, require_names, to_plain
 from fuelflow.metrics.report import epoch_html, epoch_line
 
@@ -134,6 +140,16 @@ class EpochMetrics:
         return sum(self.per_rank_samples)
 
     @property
+    def samples_per_sec(self) -> float:
+        """The true rows of all ranks by the wall clock; 0 if no time passed."""
+        return 1e3 * self.num_samples / self.epoch_ms if self.epoch_ms > 0 else 0.0
+
+    @property
+    def rank_times(self) -> list[RankTimes]:
+        """How each rank spent its share of the epoch, in ms."""
+        return split_times(self)
+
+    @cached_property
     def bottleneck(self) -> Bottleneck:
         """What held the epoch back, and for how much of it, from the fields alone.
 
@@ -203,6 +219,9 @@ class EpochMetrics:
 
     def __str__(self) -> str:
         return epoch_line(self)
+
+    def __repr__(self) -> str:
+        return f"EpochMetrics({self})"
 
     def _repr_html_(self) -> str:
         return epoch_html(self)

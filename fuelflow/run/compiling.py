@@ -19,11 +19,15 @@ class _CompileClock:
         self._is_listening = False
 
     def read(self) -> float:
+        if not self._is_listening:  # asked for every batch, so without the lock
+            self._listen()
+        return self._secs
+
+    def _listen(self) -> None:
         with self._lock:
             if not self._is_listening:
                 jax.monitoring.register_event_duration_secs_listener(self._add)
                 self._is_listening = True
-            return self._secs
 
     def _add(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event in _EVENTS:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Protocol
 
@@ -58,8 +57,11 @@ class Timed:
         return self
 
     def __next__(self) -> Any:
-        with self._waiting():
+        compiled, start = secs_compiled(), time.perf_counter()
+        try:
             batch = next(self._batches)
+        finally:
+            self._waited(compiled, start)
         self.num_given += 1
         return batch
 
@@ -67,21 +69,19 @@ class Timed:
         """The next batches in one, if they are on the device."""
         if not isinstance(self._batches, Stretchable):
             return None
-        with self._waiting():
+        compiled, start = secs_compiled(), time.perf_counter()
+        try:
             stretch = self._batches.stretch(num_steps)
+        finally:
+            self._waited(compiled, start)
         self.num_given += num_steps if stretch is not None else 0
         return stretch
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        compiled, start = secs_compiled(), time.perf_counter()
-        try:
-            yield
-        finally:
-            secs = time.perf_counter() - start
-            compiling = min(secs, secs_compiled() - compiled)
-            self.secs_compiling += compiling
-            self.secs_waited += secs - compiling
+    def _waited(self, compiled: float, start: float) -> None:
+        secs = time.perf_counter() - start
+        compiling = min(secs, secs_compiled() - compiled)
+        self.secs_compiling += compiling
+        self.secs_waited += secs - compiling
 
     def close(self) -> None:
         """Lets go of what was made ahead."""

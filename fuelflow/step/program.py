@@ -132,7 +132,7 @@ class Program:
         check_batch: Refuses batches that no executable should be made for.
         donate: Positions of the arguments whose buffers are taken over.
         describe: Names, shapes and dtypes of a batch.
-        settled: What becomes of the results before anybody has them.
+        settled: What becomes of the results before anybody has them, if anything.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Program:
         check_batch: Callable[[Batch], None],
         donate: tuple[int, ...] = (),
         describe: Callable[[Batch], Table] = batch_table,
-        settled: Callable[[Any], Any] = _as_they_are,
+        settled: Callable[[Any], Any] | None = None,
     ) -> None:
         self.name = name
         self._function = function
@@ -154,7 +154,7 @@ class Program:
         self._fixed_table = fixed_table
         self.check = check_batch
         self._describe = describe
-        self._settled = settled
+        self._settled = settled or _as_they_are
         self._executables: dict[Hashable, Executable] = {}
         self._by_text: dict[Hashable, Executable] = {}
         self._last_signature: Hashable = None

@@ -206,7 +206,7 @@ def test_the_slow_one_is_found_at_any_place(order, slow):
     assert found_in(ranks).rank == order.index(3)
 
 
-@given(st.floats(1e-3, 1e6), st.sampled_from([STARVED, LATE, HEALTHY]))
+@given(st.floats(0.1, 1e6), st.sampled_from([STARVED, LATE, HEALTHY]))
 def test_shares_do_not_depend_on_the_unit_of_time(unit, slow):
     def scaled(rank):
         usual = {"epoch_ms": 1000, "compute_only_ms": 970, "data_starve_ms": 10}
@@ -216,3 +216,25 @@ def test_shares_do_not_depend_on_the_unit_of_time(unit, slow):
     found = found_in([scaled(HEALTHY), scaled(slow), scaled(HEALTHY)])
     assert (found.kind, found.rank) == (expected.kind, expected.rank)
     assert found.share == pytest.approx(expected.share)
+
+
+def test_a_few_milliseconds_are_not_worth_a_name():
+    short = {"epoch_ms": 9, "compute_only_ms": 3, "data_starve_ms": 6}
+    long = {name: 100 * ms for name, ms in short.items()}
+
+    assert found_in([short]).kind == "nothing"
+    assert found_in([long]).kind == "input"
+
+
+def test_a_rank_that_takes_long_alone_is_named_in_lockstep():
+    """All seem equally busy: 10 steps of 97 ms, in which 7 wait for the eighth."""
+    ranks = [{"pass_ms": 20.0}] * 7 + [{"pass_ms": 80.0}]
+    found = found_in(ranks)
+
+    assert (found.kind, found.rank) == ("rank", 7)
+    assert found.share == pytest.approx(0.6)  # 10 * (80 - 20) of 1000 ms
+    assert found.ratio == pytest.approx(4)
+
+
+def test_ranks_that_were_not_timed_alone_blame_nobody():
+    assert found_in([{"pass_ms": 0.0}] * 4).kind == "compute"
