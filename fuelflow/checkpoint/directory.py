@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fuelflow.checkpoint.manifest import FILE_NAME, Manifest, read_manifest
 from fuelflow.checkpoint.paths import AnyPath, is_local, remove_tree
 
-_NAME = re.compile(r"(?P<serial>\d{5,})-step-(?P<step>\d+)")
 # What is being made or taken away has a name that no reader takes for a checkpoint.
 _WRITING = ".writing"
 _REMOVING = ".removing"
+_NAME = re.compile(r"(?P<serial>\d{5,})-step-(?P<step>\d+)")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,11 @@ class Directory:
         return is_local(self.path) or (entry.path / FILE_NAME).exists()
 
     def create(self) -> None:
-        """Makes the directory, and clears away what a killed process left there."""
+        """Makes the directory, and clears away what a killed process left there.
+
+        Raises:
+            OSError: If it cannot be made or written to.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         for child in self.path.iterdir():
             if child.name.endswith((_WRITING, _REMOVING)):
@@ -81,6 +85,10 @@ class Directory:
         for entry in self._named():
             if not self._is_whole(entry):
                 remove_tree(entry.path)
+        if is_local(self.path):
+            probe = self.path / f"probe{_WRITING}"
+            probe.mkdir()
+            probe.rmdir()
 
     def begin(self, step: int) -> Entry:
         """A folder to write the next checkpoint into, which `commit` is then given.
@@ -88,7 +96,8 @@ class Directory:
         Raises:
             OSError: If it cannot be made.
         """
-        serial = 1 + max((entry.serial for entry in self._named()), default=0)
+        matches = (_NAME.match(child.name) for child in self.path.iterdir())
+        serial = 1 + max((int(m["serial"]) for m in matches if m), default=0)
         name = f"{serial:05d}-step-{step}"
         path = self.path / (name + _WRITING if is_local(self.path) else name)
         path.mkdir()

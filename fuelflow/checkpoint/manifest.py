@@ -79,7 +79,7 @@ class Manifest:
         serial: The number of the save in its directory.
         reason: Why it was saved.
         written: When, as ISO 8601 has it.
-        num_ranks: Ranks of the run.
+        num_ranks: Ranks of the running sums; 0 if there are none.
         num_processes: Processes of the run.
         versions: Of Python and the packages that wrote it.
         run: What `RunRecord.to_dict` returned.

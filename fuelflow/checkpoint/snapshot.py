@@ -27,18 +27,22 @@ class Snapshot:
     """Copies of a state's arrays by dotted name, on their way or on the host.
 
     Attributes:
-        arrays: The copies, which nobody else has.
+        arrays: The copies, which nobody else has; none once they were fetched.
         num_ranks: Ranks of the state's running sums; 0 if it has none.
     """
 
-    arrays: Mapping[str, Any]
+    arrays: dict[str, Any]
     num_ranks: int
 
     def fetched(self) -> tuple[dict[str, np.ndarray], dict[str, ArraySpec]]:
-        """The arrays on the host, waited for, keys as their data; and what they are."""
+        """The arrays on the host, waited for, keys as their data; and what they are.
+
+        To be called once: each copy on the device is let go as soon as it was read.
+        """
         values: dict[str, np.ndarray] = {}
         specs: dict[str, ArraySpec] = {}
-        for name, leaf in self.arrays.items():
+        for name in list(self.arrays):
+            leaf = self.arrays.pop(name)
             impl = str(jax.random.key_impl(leaf)) if is_key(leaf) else None
             values[name] = np.asarray(leaf if impl is None else key_data(leaf))
             specs[name] = ArraySpec(
@@ -74,7 +78,7 @@ def take(state: TrainState) -> Snapshot:
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise UsedStateError(name)
     local = {name: _local(leaf) for name, leaf in leaves.items()}
-    num_ranks = 0 if state.sums is None else len(state.sums.num_rows)
+    num_ranks = 0 if state.sums is None else state.sums.num_ranks
     return Snapshot(_copied(local), num_ranks)
 
 
@@ -108,7 +112,7 @@ def _copied(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _on_host(leaf: jax.Array) -> Any:
-    # A view would do on a CPU only as long as nothing takes the buffer over.
+    # A view, which is what a CPU's arrays give, keeps a step from taking them over.
     if is_key(leaf):
         return jax.device_put(leaf, leaf.sharding, may_alias=False)
     return np.array(leaf)

@@ -12,7 +12,7 @@ def resized(tally: Tally, num_ranks: int) -> Tally:
     rank did what, so each is given the same part of every sum, and of the rows as
     nearly as they can be dealt out. Totals are kept to the precision of a tally.
     """
-    if len(tally.num_rows) == num_ranks:
+    if tally.num_ranks == num_ranks:
         return tally
     exact = np.float64(tally.sums) - np.float64(tally.errors)
     part = exact.sum(axis=0, keepdims=True) / num_ranks
@@ -22,4 +22,4 @@ def resized(tally: Tally, num_ranks: int) -> Tally:
     each, more = divmod(int(np.sum(tally.num_rows)), num_ranks)
     num_rows = np.full(num_ranks, each, np.int32)
     num_rows[:more] += 1
-    return Tally(sums, errors, num_rows)
+    return Tally.of(sums, errors, num_rows)

@@ -343,10 +343,8 @@ class Engine:
         if sums is None:
             return None
         means = [found.own.means[name] for name in ("loss", *found.metrics)]
-        after = sums.plus(means, found.own.num_rows)
-        if not self.rules.keeps_bad_updates:
-            after = after.without_means(sums, ~is_finite)
-        return self.ranks.keep_rows(after)
+        is_good = None if self.rules.keeps_bad_updates else is_finite
+        return self.ranks.keep_rows(sums.plus(means, found.own.num_rows, is_good))
 
     def _split(self, params: Params) -> tuple[Params, Params]:
         trained = {name: params[name] for name in self.trained_names}

@@ -30,22 +30,63 @@ class NarrowTallyError(Exception):
 class Tally(NamedTuple):
     """The weighted sums of the loss and metrics, and the rows, of each rank.
 
-    Every sum is a float32 and the error it has so far: together they hold some 48 bits,
-    so that no number of steps wears a count of tokens or a mean away.
+    One array, since each that a step takes over costs it time. Every sum is a float32
+    and the error it has so far: together they hold some 48 bits, so that no number of
+    steps wears a count of tokens or a mean away.
 
     Attributes:
-        sums: Of value times weight ``[..., 0, :]`` and of weight ``[..., 1, :]``,
-            ``[num_ranks, 2, num_columns]``: the loss, the metrics, and unused columns.
-        errors: What is to be taken from them, of the same shape.
-        num_rows: Rows that counted, int32 ``[num_ranks]``.
+        table: float32 ``[num_ranks, 5, num_columns]``: the sums of value times weight,
+            the sums of weights, what is to be taken from each of the two, and the rows
+            that counted, as the bits of an int32. The columns are the loss, the
+            metrics, and unused ones.
     """
 
-    sums: Any
-    errors: Any
-    num_rows: Any
+    table: Any
 
-    def plus(self, means: Sequence[Mean], num_rows: Array) -> "Tally":
-        """The tally with one step's means, each ``[num_ranks]``, and rows added.
+    @classmethod
+    def of(cls, sums: np.ndarray, errors: np.ndarray, num_rows: np.ndarray) -> "Tally":
+        """A tally in NumPy, of its parts.
+
+        Args:
+            sums: Of value times weight and of weight, ``[num_ranks, 2, num_columns]``.
+            errors: What is to be taken from them, of the same shape.
+            num_rows: Rows that counted, int32 ``[num_ranks]``.
+        """
+        rows = np.broadcast_to(
+            np.asarray(num_rows, np.int32)[:, None, None], (len(sums), 1, sums.shape[2])
+        )
+        parts = [np.float32(sums), np.float32(errors), rows.view(np.float32)]
+        return cls(np.concatenate(parts, axis=1))
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are."""
+        return self.table.shape[0]
+
+    @property
+    def sums(self) -> np.ndarray:
+        """Sums of value times weight and of weight, of a tally on the host."""
+        return np.asarray(self.table)[:, 0:2]
+
+    @property
+    def errors(self) -> np.ndarray:
+        """What is to be taken from the sums, of a tally on the host."""
+        return np.asarray(self.table)[:, 2:4]
+
+    @property
+    def num_rows(self) -> np.ndarray:
+        """Rows that counted, int32 ``[num_ranks]``, of a tally on the host."""
+        return np.ascontiguousarray(np.asarray(self.table)[:, 4, 0]).view(np.int32)
+
+    def plus(
+        self, means: Sequence[Mean], num_rows: Array, is_good: Array | None = None
+    ) -> "Tally":
+        """The tally with one step added, inside a trace.
+
+        Args:
+            means: Of the loss and each metric, each ``[num_ranks]``.
+            num_rows: Rows that counted, int32 ``[num_ranks]``.
+            is_good: Whether the means are added too, bool ``[]``; None if so.
 
         Raises:
             NarrowTallyError: If there are more means than columns.
@@ -53,31 +94,28 @@ class Tally(NamedTuple):
         References:
             W. Kahan, "Further remarks on reducing truncation errors", 1965.
         """
-        num_unused = self.sums.shape[-1] - len(means)
+        num_unused = self.table.shape[-1] - len(means)
         if num_unused < 0:
             raise NarrowTallyError(len(means))
         values = jnp.stack([mean.mean * mean.weight for mean in means], axis=-1)
         weights = jnp.stack([mean.weight for mean in means], axis=-1)
-        new = jnp.stack([values, weights], axis=1).astype(self.sums.dtype)
-        new = jnp.pad(new, ((0, 0), (0, 0), (0, num_unused))) - self.errors
-        sums = self.sums + new
+        new = jnp.stack([values, weights], axis=1).astype(self.table.dtype)
+        if is_good is not None:
+            new = jnp.where(is_good, new, 0)
+        new = jnp.pad(new, ((0, 0), (0, 0), (0, num_unused)))
+        before, errors, rows = jnp.split(self.table, (2, 4), axis=1)
+        new = new - errors
+        sums = before + new
         # Without the barrier a compiler that knows algebra would find this to be zero.
-        errors = (jax.lax.optimization_barrier(sums) - self.sums) - new
-        return Tally(sums, errors, self.num_rows + num_rows)
-
-    def without_means(self, before: "Tally", is_bad: Array) -> "Tally":
-        """The tally with the sums of an earlier one, if the step was bad."""
-        return Tally(
-            jnp.where(is_bad, before.sums, self.sums),
-            jnp.where(is_bad, before.errors, self.errors),
-            self.num_rows,
-        )
+        errors = (jax.lax.optimization_barrier(sums) - before) - new
+        counts = jax.lax.bitcast_convert_type(rows, jnp.int32) + num_rows[:, None, None]
+        rows = jax.lax.bitcast_convert_type(counts, self.table.dtype)
+        return Tally(jnp.concatenate([sums, errors, rows], axis=1))
 
 
 def zero_tally(num_ranks: int, num_columns: int = NUM_COLUMNS) -> Tally:
-    """A tally of nothing, in NumPy arrays."""
-    zeros = np.zeros((num_ranks, 2, num_columns), np.float32)
-    return Tally(zeros, zeros.copy(), np.zeros(num_ranks, np.int32))
+    """A tally of nothing, in NumPy."""
+    return Tally(np.zeros((num_ranks, 5, num_columns), np.float32))
 
 
 @dataclass(frozen=True)
@@ -97,9 +135,9 @@ class Totals:
 
 def totals_of(tally: Tally, names: Sequence[str]) -> Totals:
     """The sums in a tally whose arrays are on the host, by the names of its columns."""
-    table = np.asarray(tally.sums, np.float64) - np.asarray(tally.errors, np.float64)
+    table = tally.sums.astype(np.float64) - tally.errors.astype(np.float64)
     return Totals(
         {name: table[:, 0, column] for column, name in enumerate(names)},
         {name: table[:, 1, column] for column, name in enumerate(names)},
-        np.asarray(tally.num_rows, np.int64),
+        tally.num_rows.astype(np.int64),
     )
