@@ -6,6 +6,7 @@ Your model, your loss and your ``for`` loop stay yours. See `TrainingLoop`.
 from typing import TYPE_CHECKING
 
 from fuelflow._errors import (
+    DamagedCheckpointError,
     DisagreementError,
     FuelflowError,
     InitializeError,
@@ -15,6 +16,7 @@ from fuelflow._errors import (
     PositionError,
     RecompileError,
     RowError,
+    SaveError,
     StaleGraphError,
     StateMismatchError,
     UnwiredInputError,
@@ -34,6 +36,11 @@ from fuelflow.step.state import TrainState
 from fuelflow.step.weighted import Weighted
 
 if TYPE_CHECKING:
+    from fuelflow.checkpoint.checkpointer import Checkpointer
+    from fuelflow.checkpoint.fit import RestoreReport
+    from fuelflow.checkpoint.params import load_params, save_params
+    from fuelflow.checkpoint.record import RunRecord
+    from fuelflow.checkpoint.restoring import Restored
     from fuelflow.data.epoch import Epoch
     from fuelflow.data.loader import DataLoader
     from fuelflow.data.samplers import (
@@ -58,7 +65,9 @@ __all__ = [
     "Batch",
     "Bottleneck",
     "BoundLinen",
+    "Checkpointer",
     "CompileRecord",
+    "DamagedCheckpointError",
     "DataLoader",
     "DisagreementError",
     "Epoch",
@@ -76,8 +85,12 @@ __all__ = [
     "ParamPlan",
     "PositionError",
     "RecompileError",
+    "RestoreReport",
+    "Restored",
     "RowError",
+    "RunRecord",
     "Sampler",
+    "SaveError",
     "SequentialSampler",
     "ShuffledSampler",
     "StaleGraphError",
@@ -96,7 +109,9 @@ __all__ = [
     "WeightedSampler",
     "initialize",
     "lazy",
+    "load_params",
     "mesh",
     "realize",
+    "save_params",
     "schedules",
 ]

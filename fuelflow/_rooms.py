@@ -6,12 +6,16 @@ from typing import Any
 
 _MODULES = {
     "Bottleneck": "fuelflow.metrics.bottleneck",
+    "Checkpointer": "fuelflow.checkpoint.checkpointer",
     "DataLoader": "fuelflow.data.loader",
     "Epoch": "fuelflow.data.epoch",
     "EpochMetrics": "fuelflow.metrics.epoch",
     "Graph": "fuelflow.graph.graph",
     "History": "fuelflow.metrics.history",
     "Lazy": "fuelflow.graph.array",
+    "RestoreReport": "fuelflow.checkpoint.fit",
+    "Restored": "fuelflow.checkpoint.restoring",
+    "RunRecord": "fuelflow.checkpoint.record",
     "Sampler": "fuelflow.data.samplers",
     "SequentialSampler": "fuelflow.data.samplers",
     "ShuffledSampler": "fuelflow.data.samplers",
@@ -22,7 +26,9 @@ _MODULES = {
     "WeightedSampler": "fuelflow.data.samplers",
     "initialize": "fuelflow.devices.processes",
     "lazy": "fuelflow.graph.wrap",
+    "load_params": "fuelflow.checkpoint.params",
     "realize": "fuelflow.graph.realize",
+    "save_params": "fuelflow.checkpoint.params",
 }
 
 

@@ -37,6 +37,12 @@ The first process that fails ends the others, and its exit code is that of the c
 """
 
 
+_INSPECT = """\
+What is in a directory of checkpoints: a line for each, and of the newest its steps,
+metrics, versions, and arrays by name. Nothing is loaded, and no model is needed.
+"""
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that refuses in one line."""
 
@@ -87,7 +93,13 @@ def _make_parser() -> argparse.ArgumentParser:
         epilog=_ENDS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    inspect = commands.add_parser(
+        "inspect",
+        help="show what is in a directory of checkpoints, or compare two",
+        description=_INSPECT,
+    )
     _add_demo_options(demo)
+    _add_inspect_options(inspect)
     _add_launch_options(launch)
     return parser
 
@@ -154,6 +166,19 @@ def _add_launch_options(launch: argparse.ArgumentParser) -> None:
         help="run a script; what follows goes to it",
     )
     launch.set_defaults(command=_launch, refuse=launch.error)
+
+
+def _add_inspect_options(inspect: argparse.ArgumentParser) -> None:
+    inspect.add_argument("path", metavar="DIR", help="checkpoints, or one of them")
+    inspect.add_argument(
+        "other", metavar="DIR", nargs="?", help="what to compare with: DIR as well"
+    )
+    inspect.add_argument(
+        "--verify",
+        action="store_true",
+        help="read all files, and compare them with their checksums",
+    )
+    inspect.set_defaults(command=_inspect, refuse=inspect.error)
 
 
 def _version() -> str:
@@ -270,6 +295,23 @@ def _launch(options: argparse.Namespace) -> int:
         options.refuse(str(error))
         raise  # not reached: refusing ends the command
     return launch.run(planned, environments)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from fuelflow._errors import DamagedCheckpointError
+    from fuelflow.checkpoint.inspect import compare, describe
+
+    if options.other is not None and options.verify:
+        options.refuse("argument --verify: not allowed with two directories")
+    try:
+        if options.other is None:
+            print(describe(options.path, verify=options.verify))
+        else:
+            print(compare(options.path, options.other))
+    except (DamagedCheckpointError, FileNotFoundError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 @contextlib.contextmanager

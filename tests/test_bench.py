@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
         ("step", "loop.step, 8 leaves"),
         ("lazy", "graph.step, 8 leaves"),
         ("data", "streaming, batches of"),
+        ("checkpoint", "blocked by a save, 1 MB of state"),
         pytest.param("ranks", "Trainer epoch", marks=pytest.mark.slow),
     ],
 )

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Protocol, Self, final
 
-from fuelflow._errors import DamagedCheckpointError, FuelflowError, SaveError
+from fuelflow._errors import DamagedCheckpointError, SaveError
 from fuelflow.checkpoint import paths
 from fuelflow.checkpoint.background import Background
 from fuelflow.checkpoint.cadence import Cadence
@@ -251,8 +251,6 @@ class Checkpointer:
             try:
                 self._writer.prepare()
                 work()
-            except FuelflowError:
-                raise
             except Exception as error:
                 raise self._save_error(error) from error
 
