@@ -162,7 +162,7 @@ class Course:
         if self.state.sums is None:
             self.state = self._callbacks.before(self._epoch, self.state)
             self._so_far = Progress(num_skipped=int(self.state.num_skipped))
-        num_compiles = len(self.loop.compiles)
+        num_compiles, tracing = len(self.loop.compiles), programs.secs_tracing
         observer.begin()
         start = time.perf_counter()
         batches = self._data.epoch(self._epoch, self._so_far.num_steps)
@@ -172,6 +172,7 @@ class Course:
             """What the epoch has had, this part of it included."""
             before = self._so_far
             compiling = self._secs_compiling(num_compiles) + batches.secs_compiling
+            compiling += programs.secs_tracing - tracing
             secs = time.perf_counter() - start - opening.secs - compiling
             return Progress(
                 before.num_steps + num_steps,
@@ -197,6 +198,9 @@ class Course:
                     self._so_far = so_far()
                     return None
                 self._make_room()
+        except BaseException:
+            self._leave_epoch(batches, num_steps, so_far)
+            raise
         finally:
             batches.close()
         return self._close_epoch(programs, observer, probe, last, so_far)
@@ -211,14 +215,25 @@ class Course:
         """Saves the run if it is time, and says whether it is to stop here.
 
         Not between batches that were taken from the data together: what the data says
-        of its position then is of the last of them.
+        of its position then is of the last of them. Nor after the last one, whose epoch
+        is about to be closed.
         """
-        if batches.num_given != num_steps:
+        num_done = self._so_far.num_steps + num_steps
+        if batches.num_given != num_steps or num_done == self._data.num_steps:
             return False
         reason = self._checkpointer.is_due(self._num_updates)
         if reason is not None:
             self._save(reason, so_far())
         return self.stop_sign.is_up(num_dispatches)
+
+    def _leave_epoch(
+        self, batches: Timed, num_steps: int, so_far: Callable[[], Progress]
+    ) -> None:
+        """After an error: the epoch goes on where it was, or else begins anew."""
+        if self.state.sums is not None and batches.num_given == num_steps:
+            self._so_far = so_far()
+        else:
+            self.state = evolve(self.state, sums=None)
 
     def _make_room(self) -> None:
         flight = self.state.flight

@@ -107,8 +107,8 @@ class Observer:
     def _look(self, sight: _Sight) -> None:
         parts = {part.device: part.data for part in sight.output.addressable_shards}
         for device in self._devices:
-            # Whoever reads the output is told of an error.
-            with contextlib.suppress(jax.errors.JaxRuntimeError):
+            # Whoever reads the output is told of an error, and waits for this thread.
+            with contextlib.suppress(Exception):
                 parts[device].block_until_ready()
             now = time.perf_counter()
             self._busy[device] += now - max(self._done[device], sight.started)

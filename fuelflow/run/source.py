@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from jax.sharding import Mesh
 
 from fuelflow.data.loader import DataLoader
+from fuelflow.devices.ranks import checked_mesh
 from fuelflow.run.compiling import secs_compiled
 from fuelflow.step.batch import Stretch, Stretchable
 from fuelflow.step.stacking import iterator_of
@@ -227,8 +228,13 @@ def make_source(
                 "`steps_per_epoch` must be left out with a DataLoader, whose epochs "
                 f"have their own length, got {steps_per_epoch}"
             )
-        if mesh is not None and batches.mesh is None:
+        if mesh is not None and batches.mesh != checked_mesh(mesh):
             batches = batches.on(mesh)
+        elif mesh is None and batches.mesh is not None:
+            raise ValueError(
+                f"`{name}` must be a loader without a mesh for a loop without one, got "
+                f"one over {batches.mesh.size} devices: give the loop the mesh too"
+            )
         return LoaderSource(batches)
     if isinstance(batches, Mapping) or not isinstance(batches, Iterable):
         raise TypeError(

@@ -30,7 +30,8 @@ class Trainer:
     nothing; an error in the loss, the data or a device ends the run and is raised by
     `TrainHandle.join` and whoever waits for metrics.
 
-    A trainer that was stopped goes on from there when it is run again.
+    A trainer that was stopped goes on from there when it is run again. After an error
+    it goes on too; if a batch was taken and not trained on, its epoch begins anew.
 
     Args:
         loop: The loop. With a ``mesh`` the data is spread over it.

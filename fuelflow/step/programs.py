@@ -1,5 +1,6 @@
 """The programs of one loop for one model, and the states they take."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -85,6 +86,7 @@ class Programs:
         self.probe = program("pass of each rank", engine.probe, check_batch=_accept)
         self.evaluate = program("evaluate", engine.evaluate, check_batch=check)
         self._num_columns = NUM_COLUMNS
+        self.secs_tracing = 0.0  # besides what the log has
         self._is_maskable: dict[str, bool] = {}
 
     def steps(self, state: TrainState) -> StepPrograms:
@@ -151,7 +153,9 @@ class Programs:
         """How the outcome of a step over a batch is laid out, without compiling."""
         moving = moving_part(state)._replace(sums=None)
         arguments = (moving, fixed_part(state), batch)
+        start = time.perf_counter()
         _, packed, _ = jax.eval_shape(self.engine.step, *arguments)
+        self.secs_tracing += time.perf_counter() - start
         return packed.layout
 
     def masks_evaluation(self, batch: PyTree, state: TrainState) -> bool:

@@ -35,10 +35,10 @@ class Tally(NamedTuple):
     steps wears a count of tokens or a mean away.
 
     Attributes:
-        table: float32 ``[num_ranks, 5, num_columns]``: the sums of value times weight,
-            the sums of weights, what is to be taken from each of the two, and the rows
-            that counted, as the bits of an int32. The columns are the loss, the
-            metrics, and unused ones.
+        table: float32 ``[num_ranks, 4, 1 + num_columns]``: the sums of value times
+            weight, the sums of weights, and what is to be taken from each of the two.
+            The first column has the rows that counted for values; the others are the
+            loss, the metrics, and unused.
     """
 
     table: Any
@@ -50,13 +50,15 @@ class Tally(NamedTuple):
         Args:
             sums: Of value times weight and of weight, ``[num_ranks, 2, num_columns]``.
             errors: What is to be taken from them, of the same shape.
-            num_rows: Rows that counted, int32 ``[num_ranks]``.
+            num_rows: Rows that counted ``[num_ranks]``.
         """
-        rows = np.broadcast_to(
-            np.asarray(num_rows, np.int32)[:, None, None], (len(sums), 1, sums.shape[2])
-        )
-        parts = [np.float32(sums), np.float32(errors), rows.view(np.float32)]
-        return cls(np.concatenate(parts, axis=1))
+        num_ranks, _, num_columns = sums.shape
+        table = np.zeros((num_ranks, 4, 1 + num_columns), np.float32)
+        table[:, :2, 1:] = sums
+        table[:, 2:, 1:] = errors
+        table[:, 0, 0] = num_rows
+        table[:, 2, 0] = table[:, 0, 0].astype(np.float64) - num_rows
+        return cls(table)
 
     @property
     def num_ranks(self) -> int:
@@ -66,17 +68,18 @@ class Tally(NamedTuple):
     @property
     def sums(self) -> np.ndarray:
         """Sums of value times weight and of weight, of a tally on the host."""
-        return np.asarray(self.table)[:, 0:2]
+        return np.asarray(self.table)[:, :2, 1:]
 
     @property
     def errors(self) -> np.ndarray:
         """What is to be taken from the sums, of a tally on the host."""
-        return np.asarray(self.table)[:, 2:4]
+        return np.asarray(self.table)[:, 2:, 1:]
 
     @property
     def num_rows(self) -> np.ndarray:
-        """Rows that counted, int32 ``[num_ranks]``, of a tally on the host."""
-        return np.ascontiguousarray(np.asarray(self.table)[:, 4, 0]).view(np.int32)
+        """Rows that counted, int64 ``[num_ranks]``, of a tally on the host."""
+        table = np.asarray(self.table).astype(np.float64)
+        return np.rint(table[:, 0, 0] - table[:, 2, 0]).astype(np.int64)
 
     def plus(
         self, means: Sequence[Mean], num_rows: Array, is_good: Array | None = None
@@ -92,9 +95,10 @@ class Tally(NamedTuple):
             NarrowTallyError: If there are more means than columns.
 
         References:
-            W. Kahan, "Further remarks on reducing truncation errors", 1965.
+            D. E. Knuth, The Art of Computer Programming, volume 2, section 4.2.2,
+            theorem B: the error of a sum of two floats.
         """
-        num_unused = self.table.shape[-1] - len(means)
+        num_unused = self.table.shape[-1] - 1 - len(means)
         if num_unused < 0:
             raise NarrowTallyError(len(means))
         values = jnp.stack([mean.mean * mean.weight for mean in means], axis=-1)
@@ -102,20 +106,20 @@ class Tally(NamedTuple):
         new = jnp.stack([values, weights], axis=1).astype(self.table.dtype)
         if is_good is not None:
             new = jnp.where(is_good, new, 0)
+        rows = jnp.stack([num_rows, jnp.zeros_like(num_rows)], axis=1)[..., None]
+        new = jnp.concatenate([rows.astype(new.dtype), new], axis=2)
         new = jnp.pad(new, ((0, 0), (0, 0), (0, num_unused)))
-        before, errors, rows = jnp.split(self.table, (2, 4), axis=1)
-        new = new - errors
-        sums = before + new
-        # Without the barrier a compiler that knows algebra would find this to be zero.
-        errors = (jax.lax.optimization_barrier(sums) - before) - new
-        counts = jax.lax.bitcast_convert_type(rows, jnp.int32) + num_rows[:, None, None]
-        rows = jax.lax.bitcast_convert_type(counts, self.table.dtype)
-        return Tally(jnp.concatenate([sums, errors, rows], axis=1))
+        before, errors = jnp.split(self.table, 2, axis=1)
+        # Without the barrier a compiler that knows algebra would find no error.
+        sums = jax.lax.optimization_barrier(before + new)
+        part = sums - before
+        lost = (before - (sums - part)) + (new - part)
+        return Tally(jnp.concatenate([sums, errors - lost], axis=1))
 
 
 def zero_tally(num_ranks: int, num_columns: int = NUM_COLUMNS) -> Tally:
     """A tally of nothing, in NumPy."""
-    return Tally(np.zeros((num_ranks, 5, num_columns), np.float32))
+    return Tally(np.zeros((num_ranks, 4, 1 + num_columns), np.float32))
 
 
 @dataclass(frozen=True)
@@ -139,5 +143,5 @@ def totals_of(tally: Tally, names: Sequence[str]) -> Totals:
     return Totals(
         {name: table[:, 0, column] for column, name in enumerate(names)},
         {name: table[:, 1, column] for column, name in enumerate(names)},
-        tally.num_rows.astype(np.int64),
+        tally.num_rows,
     )
