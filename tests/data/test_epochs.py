@@ -1,5 +1,7 @@
 """An epoch has every row once, in one order on every road, and a tail that counts."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from fuelflow.data.loader import DataLoader
 from fuelflow.data.memory import aligned_empty
 from fuelflow.devices.ranks import OneRank
+from fuelflow.step.batch import Stretch
 
 ROADS = {
     "resident": {"resident": True},
@@ -200,10 +203,12 @@ def test_stretches_have_the_rows_that_iterating_has(num_rows):
     assert stretch is not None
     assert stretch.num_steps == 3
     steps = [jax.tree.map(lambda a, i=i: a[i], stretch.steps()) for i in range(3)]
-    ranks = OneRank()
-    picked = [
-        jax.jit(lambda step: stretch.pick(step).gathered(ranks))(step) for step in steps
-    ]
+
+    @jax.jit
+    def gathered(stretch: Stretch, step: Any) -> Any:
+        return stretch.pick(step).gathered(OneRank())
+
+    picked = [gathered(stretch, step) for step in steps]
     made = [before.rows(), *picked, *(batch.rows() for batch in after)]
     for ours, batch in zip(made, expected, strict=True):
         jax.tree.map(np.testing.assert_array_equal, ours, batch.rows())
