@@ -18,6 +18,7 @@ FLOORS = (
     ("__main__",),
     ("cli", "_rooms"),
     ("examples",),
+    ("testing",),
     ("watch",),
     ("run",),
     ("checkpoint",),

@@ -1,13 +1,21 @@
 """How long this process has compiled, whoever asked for it."""
 
 import threading
+from pathlib import PurePath
+from traceback import walk_stack
+from types import FrameType
 
 import jax
+
+from fuelflow.step.program import Program
 
 _EVENTS = frozenset(
     f"/jax/core/compile/{part}_duration"
     for part in ("jaxpr_trace", "jaxpr_to_mlir_module", "backend_compile")
 )
+
+# Where JAX traces, for `jax.eval_shape` too, and where it has XLA compile.
+_PLACES = {("interpreters", "partial_eval.py"), ("_src", "compiler.py")}
 
 
 class _CompileClock:
@@ -45,3 +53,12 @@ def secs_compiled() -> float:
     more than all. Counting begins with the first call.
     """
     return _clock.read()
+
+
+def is_compiling(frame: FrameType) -> bool:
+    """Whether a thread that is in a frame is tracing or compiling."""
+    return any(
+        each.f_code is Program._make.__code__
+        or PurePath(each.f_code.co_filename).parts[-2:] in _PLACES
+        for each, _ in walk_stack(frame)
+    )

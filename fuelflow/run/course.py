@@ -1,7 +1,7 @@
 """The course of a run: epoch after epoch, from wherever it is."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from fuelflow.run.probe import Probe
 from fuelflow.run.source import Source, Timed
 from fuelflow.run.stopping import StopSign
 from fuelflow.run.tempo import Tempo
+from fuelflow.run.watchdog import watched
 from fuelflow.step.loop import TrainingLoop
 from fuelflow.step.outcome import StepOutcome
 from fuelflow.step.programs import Programs
@@ -60,6 +61,7 @@ class Course:
         epochs: How many there are to be.
         steps_per_call: Steps in a dispatch; None to find out.
         probe_ranks: Whether ranks are timed alone.
+        hang_after: Seconds without getting on that are a hang, or None.
 
     Attributes:
         state: The state after the last step that was dispatched.
@@ -79,6 +81,7 @@ class Course:
         epochs: int,
         steps_per_call: int | None,
         probe_ranks: bool,
+        hang_after: float | None,
     ) -> None:
         self.loop = loop
         self.state = state
@@ -91,9 +94,12 @@ class Course:
         self._epochs = epochs
         self._steps_per_call = steps_per_call
         self._probe_ranks = probe_ranks
+        self._hang_after = hang_after
         self._epoch = 0
         self._so_far = Progress()
         self._num_updates = 0
+        self._observer: Observer | None = None
+        self._batches: Timed | None = None
 
     def resume(self, checkpointer: Checkpointer) -> None:
         """Goes on from the newest good checkpoint, if there is one."""
@@ -116,6 +122,10 @@ class Course:
         Args:
             tell: Told of each epoch, after the callbacks.
         """
+        with watched(self, self._hang_after):
+            self._run(tell)
+
+    def _run(self, tell: Callable[[EpochMetrics], None]) -> None:
         state, programs = self.loop._host.ready(self.state)
         self.state = state
         require_agreement(self._facts())
@@ -126,6 +136,7 @@ class Course:
         )
         devices = programs.placement.rank_devices
         observer = Observer([d for d in devices if _is_local(d)])
+        self._observer = observer
         probe = Probe(devices if self._probe_ranks else devices[:1])
         try:
             while self._epoch < self._epochs and not self.stop_sign.is_up():
@@ -153,6 +164,22 @@ class Course:
             "epochs done": str(self._epoch),
         }
 
+    # For the watchdog, from its thread.
+
+    def pulse(self) -> Hashable:
+        """What is another one whenever a step was done or a batch was given."""
+        batches = self._batches
+        given = None if batches is None else (id(batches), batches.num_given)
+        return self._epoch, self._last_step(), given
+
+    def last_done(self) -> str:
+        """The last step that was seen done."""
+        step = self._last_step()
+        return "none" if step is None else f"{step}, and the epoch is {self._epoch}"
+
+    def _last_step(self) -> int | None:
+        return None if self._observer is None else self._observer.last_step
+
     # An epoch.
 
     def _run_epoch(
@@ -166,6 +193,7 @@ class Course:
         observer.begin()
         start = time.perf_counter()
         batches = self._data.epoch(self._epoch, self._so_far.num_steps)
+        self._batches = batches
         opening = Opening(probe, programs.log)
 
         def so_far() -> Progress:
@@ -193,7 +221,7 @@ class Course:
                 num_steps += sent.num_steps
                 num_dispatches += 1
                 self._num_updates += sent.num_steps
-                observer.note(sent.output, sent.started)
+                observer.note(sent.output, sent.started, self._num_updates)
                 if self._may_end_here(batches, num_steps, num_dispatches, so_far):
                     self._so_far = so_far()
                     return None
@@ -222,9 +250,18 @@ class Course:
         if batches.num_given != num_steps or num_done == self._data.num_steps:
             return False
         reason = self._checkpointer.is_due(self._num_updates)
+        is_to_stop = self.stop_sign.is_up(num_dispatches)
+        if reason is None and not is_to_stop:
+            return False
+        position, is_endless = self._data.position(), self._data.num_steps is None
+        if is_endless and batches.is_over():
+            return False
         if reason is not None:
-            self._save(reason, so_far())
-        return self.stop_sign.is_up(num_dispatches)
+            self._save(reason, so_far(), position)
+        if is_to_stop and is_endless:  # to know that, one was taken that comes again
+            batches.close()
+            self._data.restore(position)
+        return is_to_stop
 
     def _leave_epoch(
         self, batches: Timed, num_steps: int, so_far: Callable[[], Progress]
@@ -257,7 +294,11 @@ class Course:
         assert last is not None
         assert flight is not None
         assert sums is not None
-        flight.land()  # an epoch with a bad step raises here, if its loop does
+        try:
+            flight.land()  # an epoch with a bad step raises here, if its loop does
+        except BaseException:
+            self.state = evolve(self.state, sums=None)  # which then begins anew
+            raise
         names = ("loss", *last.metric_names)
         totals = totals_of(programs.placement.fetched(sums), names)
         self.state = evolve(self.state, sums=None)
@@ -292,7 +333,7 @@ class Course:
             return {}, 0.0
         num_compiles = len(self.loop.compiles)
         start = time.perf_counter()
-        batches = self._eval_data.epoch(0)
+        self._batches = batches = self._eval_data.epoch(0)
         try:
             means = dict(self.loop.evaluate(self.state, batches))
         finally:
@@ -317,8 +358,10 @@ class Course:
         if reason is not None:
             self._save(reason)
 
-    def _save(self, reason: str, so_far: Progress | None = None) -> None:
-        """Has the run kept as it is now."""
+    def _save(
+        self, reason: str, so_far: Progress | None = None, position: Any = None
+    ) -> None:
+        """Has the run kept as it is now, or with the data in a position before that."""
         had = self._so_far if so_far is None else so_far
         is_between = self.state.sums is None
         metrics: Mapping[str, float] = {}
@@ -328,7 +371,7 @@ class Course:
             }
         record = RunRecord(
             epoch=self._epoch,
-            position=self._data.position(),
+            position=self._data.position() if position is None else position,
             history=self.history,
             metrics=metrics,
             clocks={} if is_between else asdict(had),

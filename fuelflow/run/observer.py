@@ -32,6 +32,7 @@ class _Sight(NamedTuple):
 
     output: jax.Array
     started: float
+    step: int | None
 
 
 class Observer:
@@ -46,13 +47,21 @@ class Observer:
     """
 
     def __init__(self, devices: Sequence[Any]) -> None:
+        self._last_step: int | None = None
         self._devices = devices
         self._sights: SimpleQueue[_Sight | threading.Event | None] = SimpleQueue()
         self._thread = threading.Thread(
             target=self._watch, name="fuelflow observer", daemon=True
         )
-        self._thread.start()
         self.begin()
+        self._thread.start()
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that is known to be done, asked by any thread."""
+        unseen = self._unseen
+        is_done = unseen is not None and unseen[0].is_ready()
+        return unseen[1] if is_done else self._last_step
 
     def begin(self) -> None:
         """Begins anew, nothing being under way."""
@@ -60,27 +69,28 @@ class Observer:
         self._busy = dict.fromkeys(self._devices, 0.0)
         self._first: float | None = None
         self._noted = 0.0
-        self._unseen: jax.Array | None = None
+        self._unseen: tuple[jax.Array, int | None] | None = None
 
-    def note(self, output: jax.Array, started: float) -> None:
+    def note(self, output: jax.Array, started: float, step: int | None = None) -> None:
         """Takes note of a dispatch.
 
         Args:
             output: One of its outputs, whole on every device, that nobody donates.
             started: When the dispatch began, not counting a compilation.
+            step: Its last step.
         """
         if self._first is None:
             self._first = started
         if started - self._noted < LEAST_INTERVAL_SECS:
-            self._unseen = output
+            self._unseen = output, step
             return
-        self._send(output)
+        self._send(output, step)
         self._noted = started
 
     def finish(self) -> Observation:
         """What was seen, once all that was noted is done."""
         if self._unseen is not None:
-            self._send(self._unseen)
+            self._send(*self._unseen)
         is_seen = threading.Event()
         self._sights.put(is_seen)
         is_seen.wait()
@@ -91,9 +101,9 @@ class Observer:
         self._sights.put(None)
         self._thread.join()
 
-    def _send(self, output: jax.Array) -> None:
+    def _send(self, output: jax.Array, step: int | None) -> None:
         assert self._first is not None
-        self._sights.put(_Sight(output, self._first))
+        self._sights.put(_Sight(output, self._first, step))
         self._first, self._unseen = None, None
 
     def _watch(self) -> None:
@@ -113,3 +123,4 @@ class Observer:
             now = time.perf_counter()
             self._busy[device] += now - max(self._done[device], sight.started)
             self._done[device] = now
+        self._last_step = sight.step

@@ -1,6 +1,8 @@
 """Epochs of batches, from a loader or whatever else can be iterated."""
 
+import contextlib
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol
@@ -50,6 +52,7 @@ class Timed:
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
+        self._ahead: deque[Any] = deque(maxlen=1)
         self.secs_waited = 0.0
         self.secs_compiling = 0.0
         self.num_given = 0
@@ -58,17 +61,27 @@ class Timed:
         return self
 
     def __next__(self) -> Any:
-        compiled, start = secs_compiled(), time.perf_counter()
-        try:
-            batch = next(self._batches)
-        finally:
-            self._waited(compiled, start)
+        batch = self._ahead.pop() if self._ahead else self._next()
         self.num_given += 1
         return batch
 
+    def is_over(self) -> bool:
+        """Whether there is no batch left, for which the next one is made."""
+        if not self._ahead:
+            with contextlib.suppress(StopIteration):
+                self._ahead.append(self._next())
+        return not self._ahead
+
+    def _next(self) -> Any:
+        compiled, start = secs_compiled(), time.perf_counter()
+        try:
+            return next(self._batches)
+        finally:
+            self._waited(compiled, start)
+
     def stretch(self, num_steps: int) -> Stretch | None:
         """The next batches in one, if they are on the device."""
-        if not isinstance(self._batches, Stretchable):
+        if self._ahead or not isinstance(self._batches, Stretchable):
             return None
         compiled, start = secs_compiled(), time.perf_counter()
         try:

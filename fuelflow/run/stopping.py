@@ -5,11 +5,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import jax
 import numpy as np
 
 NUM_DISPATCHES_BETWEEN_LOOKS = 32
+# What processes tell each other is a number: a place in this list.
+_REASONS = ("", "asked to", "`stop_when`", "SIGTERM")
+# Not every version of jax declares its flags to type checkers.
+_config: Any = jax.config
 
 
 class StopSign:
@@ -19,24 +24,25 @@ class StopSign:
     wishes to stop: at the end of every epoch, and after every so many dispatches.
 
     Attributes:
-        reason: Why the run was stopped, once it was: ``"asked to"`` or ``"SIGTERM"``.
+        reason: Why the run was stopped, once it was: ``"asked to"``, ``"`stop_when`"``
+            or ``"SIGTERM"``.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self._wish = threading.Event()
-        self._why = ""
+        # Not an Event, whose lock the thread that a signal comes to may hold.
+        self._wish = ""
         self._num_looks = 0
 
     def put_up(self, why: str = "asked to") -> None:
         """Wishes to stop."""
-        self._why = why
-        self._wish.set()
+        assert why in _REASONS
+        self._wish = why
 
     def take_down(self) -> None:
         """Forgets the wish."""
         self.reason = None
-        self._wish.clear()
+        self._wish = ""
 
     def is_up(self, num_dispatches: int = 0) -> bool:
         """Whether to stop here.
@@ -44,10 +50,11 @@ class StopSign:
         Args:
             num_dispatches: How many the epoch has had; 0 between epochs.
         """
+        if self.reason is not None:
+            return True
         if jax.process_count() == 1:
-            if self._wish.is_set():
-                self.reason = self._why
-            return self._wish.is_set()
+            self.reason = self._wish or None
+            return self.reason is not None
         return self._is_preempted() or self._is_agreed(num_dispatches)
 
     def _is_agreed(self, num_dispatches: int) -> bool:
@@ -55,17 +62,18 @@ class StopSign:
             return False
         from jax.experimental import multihost_utils
 
-        wish = np.asarray(self._wish.is_set(), np.int32)
-        is_up = bool(multihost_utils.process_allgather(wish).any())
-        if is_up:
-            self.reason = self._why or "asked to"
-        return is_up
+        wish = np.asarray(_REASONS.index(self._wish), np.int32)
+        wishes = np.asarray(multihost_utils.process_allgather(wish))
+        self.reason = _REASONS[wishes.max()] or None
+        return self.reason is not None
 
     def _is_preempted(self) -> bool:
         """Whether one of several processes was told by SIGTERM to end, which JAX hears.
 
         It has all of them agree on the look at which they say so.
         """
+        if not _is_heard_by_jax():
+            return False
         from jax.experimental import multihost_utils
 
         self._num_looks += 1
@@ -78,11 +86,11 @@ class StopSign:
     def held_up_by_sigterm(self) -> Iterator[None]:
         """Has a first SIGTERM put up the sign, and a second one end the process.
 
-        Only where signals can be heard, in the main thread, and for a run of one
-        process: of several JAX hears them.
+        Only where signals can be heard, in the main thread. Of several processes JAX
+        hears it, unless its service for that is off.
         """
         is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or jax.process_count() > 1:
+        if not is_main or (jax.process_count() > 1 and _is_heard_by_jax()):
             yield
             return
         previous = signal.getsignal(signal.SIGTERM)
@@ -97,3 +105,7 @@ class StopSign:
             yield
         finally:
             signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
+
+
+def _is_heard_by_jax() -> bool:
+    return _config.jax_enable_preemption_service

@@ -16,7 +16,7 @@ from fuelflow.run.callbacks import Callbacks
 from fuelflow.run.course import Course
 from fuelflow.run.handle import Mailbox, TrainedState, TrainHandle
 from fuelflow.run.source import make_source
-from fuelflow.step.checks import checked_count
+from fuelflow.step.checks import checked_count, checked_positive
 from fuelflow.step.loop import TrainingLoop
 from fuelflow.step.state import TrainState, evolve
 
@@ -56,6 +56,10 @@ class Trainer:
             SIGTERM, which then ends the run after its current step, without an error. A
             second SIGTERM ends the process.
         resume: Whether the newest good checkpoint, if there is one, is gone on from.
+        hang_after: After how many seconds in which no step was done and no batch came,
+            compiling apart, the stack of every thread is logged as a warning, with what
+            the run was doing. Longer than a dispatch takes, and a callback. The run
+            goes on waiting. By default it is not watched.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -90,6 +94,7 @@ class Trainer:
         probe_ranks: bool = True,
         checkpointer: Checkpointer | None = None,
         resume: bool = False,
+        hang_after: float | None = None,
     ) -> None:
         if not isinstance(loop, TrainingLoop):
             raise TypeError(
@@ -102,6 +107,8 @@ class Trainer:
         ):
             if value is not None:
                 checked_count(name, value, least=1)
+        if hang_after is not None:
+            checked_positive("hang_after", hang_after)
         if resume and checkpointer is None:
             raise ValueError("`resume` needs a `checkpointer` to resume from")
         callbacks = Callbacks(
@@ -126,6 +133,7 @@ class Trainer:
             epochs=epochs,
             steps_per_call=steps_per_call,
             probe_ranks=probe_ranks,
+            hang_after=hang_after,
         )
         self._thread: threading.Thread | None = None
         self._mailbox: Mailbox | None = None
@@ -183,6 +191,7 @@ class Trainer:
             handle.stop()
             assert self._thread is not None
             self._thread.join()
+            handle.join()  # a save that failed comes before the interruption
             raise
 
     def stop(self) -> None:
