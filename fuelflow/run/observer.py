@@ -60,8 +60,11 @@ class Observer:
     def last_step(self) -> int | None:
         """The last step that is known to be done, asked by any thread."""
         unseen = self._unseen
-        is_done = unseen is not None and unseen[0].is_ready()
-        return unseen[1] if is_done else self._last_step
+        if unseen is not None:
+            output: Any = unseen[0]
+            if output.is_ready():
+                return unseen[1]
+        return self._last_step
 
     def begin(self) -> None:
         """Begins anew, nothing being under way."""
