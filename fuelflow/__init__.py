@@ -36,6 +36,7 @@ from fuelflow.step.state import TrainState
 from fuelflow.step.weighted import Weighted
 
 if TYPE_CHECKING:
+    from fuelflow import testing
     from fuelflow.checkpoint.checkpointer import Checkpointer
     from fuelflow.checkpoint.fit import RestoreReport
     from fuelflow.checkpoint.params import load_params, save_params
@@ -114,4 +115,5 @@ __all__ = [
     "realize",
     "save_params",
     "schedules",
+    "testing",
 ]

@@ -32,12 +32,17 @@ _MODULES = {
 }
 
 
+_WHOLE_MODULES = ("testing",)
+
+
 def find_public(name: str) -> Any:
     """A public name of a room that may not be open yet.
 
     Raises:
         AttributeError: If there is no such name.
     """
+    if name in _WHOLE_MODULES:
+        return importlib.import_module(f"fuelflow.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module `fuelflow` has no attribute `{name}`")
     return getattr(importlib.import_module(_MODULES[name]), name)

@@ -215,6 +215,10 @@ class _Recorded:
     def num_steps(self) -> int | None:
         return self._source.num_steps
 
+    @property
+    def num_tail_rows(self) -> int:
+        return self._source.num_tail_rows
+
     def epoch(self, epoch: int, num_done: int = 0) -> Timed:
         timed = self._source.epoch(epoch, num_done)
         timed._batches = _Printed(timed._batches, self._prints)

@@ -179,6 +179,14 @@ class DataLoader:
         return self._batch_size
 
     @property
+    def num_tail_rows(self) -> int:
+        """True rows of an epoch's last batch, if it is filled up; 0 if it is not."""
+        if self._num_samples is None:
+            return 0
+        layout = self._layout(self._num_samples, Progress())
+        return layout.tail_size if layout.has_weight else 0
+
+    @property
     def seed(self) -> int:
         """The seed of the order of rows, and of transforms."""
         return self._recipe.seed

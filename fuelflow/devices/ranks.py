@@ -1,6 +1,6 @@
 """Ranks: what a compiled program asks about the devices it is spread over."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -181,6 +181,7 @@ def mesh(devices: Sequence[Any] | None = None) -> Mesh:
             processes, in an order that suits how they are connected.
 
     Raises:
+        TypeError: If it is no sequence.
         ValueError: If there is no device, or one comes twice.
 
     Example:
@@ -189,6 +190,11 @@ def mesh(devices: Sequence[Any] | None = None) -> Mesh:
     """
     if devices is None:
         return jax.make_mesh((jax.device_count(),), (AXIS,), (AxisType.Auto,))
+    if not isinstance(devices, Iterable):
+        raise TypeError(
+            f"`devices` must be a sequence of devices, got a {type(devices).__name__}: "
+            "such as jax.devices()[:4]"
+        )
     devices = list(devices)
     if not devices or len(set(devices)) < len(devices):
         raise ValueError(

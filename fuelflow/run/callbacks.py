@@ -46,8 +46,12 @@ class Callbacks:
         if self.epoch_fn is not None:
             with self._guarded(f"`epoch_fn` failed before epoch {epoch}"):
                 changed = self.epoch_fn(epoch, state)
-                if isinstance(changed, TrainState):
-                    return changed
+                if changed is not None and not isinstance(changed, TrainState):
+                    raise TypeError(
+                        "`epoch_fn` must return a TrainState or None, got a "
+                        f"{type(changed).__name__}"
+                    )
+                return state if changed is None else changed
         return state
 
     def after(self, metrics: EpochMetrics, history: History) -> bool:
@@ -57,7 +61,7 @@ class Callbacks:
                 self.metrics_fn(metrics)
         if self.stop_when is not None:
             with self._guarded(f"`stop_when` failed after epoch {metrics.epoch}"):
-                return bool(self.stop_when(history))
+                return bool(self.stop_when(History(history)))
         return False
 
     @contextmanager

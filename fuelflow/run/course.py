@@ -194,7 +194,7 @@ class Course:
         start = time.perf_counter()
         batches = self._data.epoch(self._epoch, self._so_far.num_steps)
         self._batches = batches
-        opening = Opening(probe, programs.log)
+        opening = Opening(probe, programs.log, self._data.num_tail_rows)
 
         def so_far() -> Progress:
             """What the epoch has had, this part of it included."""
@@ -217,6 +217,8 @@ class Course:
             for sent in dispatcher.each(
                 self.state, batches, tempo.steps_per_call, prepare=opening
             ):
+                if last is not None:
+                    _require_same_metrics(last, sent.outcome)
                 self.state, last = sent.state, sent.outcome
                 num_steps += sent.num_steps
                 num_dispatches += 1
@@ -352,7 +354,7 @@ class Course:
         self._so_far = Progress()
         self.history.append(metrics)
         if self._callbacks.after(metrics, self.history):
-            self.stop_sign.put_up("`stop_when`")
+            self.stop_sign.put_up("stop_when")
         tell(metrics)
         reason = self._checkpointer.is_due(self._num_updates, num_epochs=self._epoch)
         if reason is not None:
@@ -377,6 +379,14 @@ class Course:
             clocks={} if is_between else asdict(had),
         )
         self._checkpointer.save(self.state, record, reason=reason)
+
+
+def _require_same_metrics(one: StepOutcome, other: StepOutcome) -> None:
+    if one.layout is not other.layout and one.metric_names != other.metric_names:
+        raise ValueError(
+            "a loss must return the same metrics for every batch of an epoch, got "
+            f"{other.metric_names} after {one.metric_names}"
+        )
 
 
 def _counted(clocks: Mapping[str, float]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What processes that train together must have in common, in a few short facts."""
 
+import contextlib
 import hashlib
 import inspect
 from typing import Any
@@ -45,7 +46,10 @@ def facts_of(loop: TrainingLoop, state: TrainState) -> dict[str, str]:
 
 
 def code_digest(function: Any) -> str:
-    """A short text that differs where the code of a function does."""
+    """A short text that differs where the code of a function does.
+
+    Or a number or text that it takes from outside of itself.
+    """
     if function is None or isinstance(function, int | float):
         return str(function)
     function = inspect.unwrap(getattr(function, "func", function))
@@ -56,7 +60,21 @@ def code_digest(function: Any) -> str:
         code = type(function).__qualname__
         if compiled is not None:
             code = f"{compiled.co_code.hex()} {compiled.co_names} {compiled.co_consts}"
+    code += repr(_numbers_used(function))
     return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+def _numbers_used(function: Any) -> dict[str, Any]:
+    """Numbers and texts that a function takes from outside, by name."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return {}
+    known = {name: function.__globals__.get(name) for name in code.co_names}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not filled yet
+            known[name] = cell.cell_contents
+    plain = (bool, int, float, str)
+    return {name: value for name, value in known.items() if isinstance(value, plain)}
 
 
 @jax.jit

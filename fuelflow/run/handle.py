@@ -22,8 +22,8 @@ class TrainedState:
         state: The state after the last step.
         history: The metrics of every epoch.
         loop: The loop that trained it.
-        stopped_by: What ended the run before its last epoch, such as ``"SIGTERM"``;
-            None if nothing did.
+        stopped_by: What ended the run before its last epoch: ``"stop"``,
+            ``"stop_when"`` or ``"SIGTERM"``; None if nothing did.
     """
 
     state: TrainState

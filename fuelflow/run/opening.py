@@ -17,18 +17,25 @@ class Opening:
         secs: How long that took, compiling apart.
     """
 
-    def __init__(self, probe: Probe, log: CompileLog) -> None:
+    def __init__(self, probe: Probe, log: CompileLog, num_tail_rows: int) -> None:
         self.secs = 0.0
+        self._num_tail_rows = num_tail_rows
         self._probe = probe
         self._log = log
 
     def __call__(self, programs: Programs, state: TrainState, batch: Any) -> TrainState:
-        """The state with an account of nothing, unless it has one that goes on."""
+        """The state with an account of nothing, unless it has one that goes on.
+
+        Raises:
+            ValueError: If the ranks will not be able to take the epoch's last batch.
+        """
         if state.sums is not None:
             return state
         start, num_compiles = time.perf_counter(), len(self._log.records)
         if not isinstance(batch, Pick):
             batch = programs.placed(batch)
+        if self._num_tail_rows:
+            programs.require_tail(state, batch, self._num_tail_rows)
         self._probe.run(programs, state, batch)
         state = evolve(state, sums=programs.zero_sums())
         made = self._log.records[num_compiles:]

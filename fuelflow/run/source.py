@@ -24,6 +24,11 @@ class Source(Protocol):
         """Batches of an epoch, if that is known."""
         ...
 
+    @property
+    def num_tail_rows(self) -> int:
+        """Rows of a last batch that is filled up; 0 if there is none, or none known."""
+        ...
+
     def epoch(self, epoch: int, num_done: int = 0) -> "Timed":
         """The batches of an epoch, but for those that are done already."""
         ...
@@ -118,6 +123,11 @@ class LoaderSource:
         except TypeError:
             return None
 
+    @property
+    def num_tail_rows(self) -> int:
+        """Rows of a last batch that is filled up; 0 if there is none."""
+        return self._loader.num_tail_rows
+
     def epoch(self, epoch: int, num_done: int = 0) -> Timed:
         """The loader's batches."""
         if num_done:  # it knows where it was
@@ -159,6 +169,8 @@ class IterableSource:
             return self._limit
         return length if self._limit is None else min(length, self._limit)
 
+    num_tail_rows = 0
+
     def epoch(self, epoch: int, num_done: int = 0) -> Timed:
         """Another pass, of which what is done is passed over."""
         del epoch
@@ -182,6 +194,8 @@ class OngoingSource:
     def __init__(self, batches: Iterator[Any], num_steps: int) -> None:
         self._batches = batches
         self.num_steps: int | None = num_steps
+
+    num_tail_rows = 0
 
     def epoch(self, epoch: int, num_done: int = 0) -> Timed:
         """The next batches."""

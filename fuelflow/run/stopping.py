@@ -12,7 +12,7 @@ import numpy as np
 
 NUM_DISPATCHES_BETWEEN_LOOKS = 32
 # What processes tell each other is a number: a place in this list.
-_REASONS = ("", "asked to", "`stop_when`", "SIGTERM")
+_REASONS = ("", "stop", "stop_when", "SIGTERM")
 # Not every version of jax declares its flags to type checkers.
 _config: Any = jax.config
 
@@ -24,7 +24,7 @@ class StopSign:
     wishes to stop: at the end of every epoch, and after every so many dispatches.
 
     Attributes:
-        reason: Why the run was stopped, once it was: ``"asked to"``, ``"`stop_when`"``
+        reason: Why the run was stopped, once it was: ``"stop"``, ``"stop_when"``
             or ``"SIGTERM"``.
     """
 
@@ -34,7 +34,7 @@ class StopSign:
         self._wish = ""
         self._num_looks = 0
 
-    def put_up(self, why: str = "asked to") -> None:
+    def put_up(self, why: str = "stop") -> None:
         """Wishes to stop."""
         assert why in _REASONS
         self._wish = why

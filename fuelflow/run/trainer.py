@@ -43,7 +43,8 @@ class Trainer:
         eval_data: Batches to evaluate on after each epoch, as `data`.
         metrics_fn: Called with each epoch's `EpochMetrics`, such as `print`.
         epoch_fn: ``(epoch, state)``, called before each epoch. It may return a state to
-            go on with, such as one with another rate, or None.
+            go on with, such as one from `TrainingLoop.set_lr_scale`, or None. It must
+            not use the state up.
         stop_when: Called with the `History` after each epoch; true ends the run.
         steps_per_epoch: Batches of an epoch, for data that does not end by itself.
         steps_per_call: Steps in one dispatch, as in `TrainingLoop.run`. By default the
@@ -51,7 +52,8 @@ class Trainer:
         seed: As in `TrainingLoop.init`.
         probe_ranks: Whether, with several ranks, a pass of each over its own rows is
             timed before each epoch, which tells a slow rank from those that wait for
-            it. That compiles one more program, and takes about as long as a step.
+            it. That compiles one more program, and takes about as long as a step; what
+            the loss does besides, such as printing, it does then too.
         checkpointer: Keeps the run as often as it says, and when it is stopped: also by
             SIGTERM, which then ends the run after its current step, without an error. A
             second SIGTERM ends the process.
@@ -109,8 +111,23 @@ class Trainer:
                 checked_count(name, value, least=1)
         if hang_after is not None:
             checked_positive("hang_after", hang_after)
+        if checkpointer is not None and not hasattr(checkpointer, "is_due"):
+            raise TypeError(
+                "`checkpointer` must be a Checkpointer, got a "
+                f"{type(checkpointer).__name__}: ff.Checkpointer(directory)"
+            )
         if resume and checkpointer is None:
             raise ValueError("`resume` needs a `checkpointer` to resume from")
+        if (
+            checkpointer is not None
+            and not resume
+            and checkpointer.latest() is not None
+        ):
+            raise ValueError(
+                "`checkpointer` must have a directory without checkpoints, and it has "
+                f"some of an earlier run, the newest of step {checkpointer.latest()}: go "
+                "on from them with `resume=True`, or take another directory"
+            )
         callbacks = Callbacks(
             metrics_fn=metrics_fn, epoch_fn=epoch_fn, stop_when=stop_when
         )
@@ -143,8 +160,17 @@ class Trainer:
     def state(self) -> TrainState:
         """The state after the last step that was dispatched.
 
-        While the run goes on, the next step takes it over.
+        Raises:
+            RuntimeError: If the run is under way, whose next step takes the state over,
+                and another thread asks.
         """
+        is_ours = threading.current_thread() is self._thread
+        if self._is_running() and not is_ours:
+            raise RuntimeError(
+                "the state belongs to the run while it is under way: wait for it with "
+                "`handle.join()`, end it with `handle.stop()`, or look at the state in "
+                "`epoch_fn`"
+            )
         return evolve(self._course.state, sums=None)
 
     @property
@@ -158,7 +184,7 @@ class Trainer:
         Raises:
             RuntimeError: If it is under way already.
         """
-        if self._mailbox is not None and not self._mailbox.is_over:
+        if self._is_running():
             raise RuntimeError(
                 "this trainer is running already: wait for it with `handle.join()`, "
                 "or end it with `handle.stop()`"
@@ -175,11 +201,15 @@ class Trainer:
         self._thread.start()
         return TrainHandle(mailbox, self._result, self.stop, self._signals.close)
 
+    def _is_running(self) -> bool:
+        return self._mailbox is not None and not self._mailbox.is_over
+
     def fit(self) -> TrainedState:
         """Trains to the end, and waits for it.
 
         Interrupted, as by the stop button of a notebook, it ends the current step and
-        leaves a usable `state`; another `fit` goes on from there.
+        leaves a usable `state`, which a checkpointer has kept; another `fit` goes on
+        from there.
 
         Raises:
             BaseException: What ended the run.
@@ -197,13 +227,14 @@ class Trainer:
     def stop(self) -> None:
         """Has the run end after its current step; does not wait for it.
 
-        One process is enough; then all of them end within some tens of steps.
+        One process is enough; then all of them end within some tens of steps. Before
+        the run is started it does nothing.
         """
         self._course.stop_sign.put_up()
 
     def _result(self) -> TrainedState:
         return TrainedState(
-            self.state, self.history, self.loop, self._course.stop_sign.reason
+            self.state, History(self.history), self.loop, self._course.stop_sign.reason
         )
 
     def _train(self, mailbox: Mailbox) -> None:

@@ -180,4 +180,9 @@ def _split_result(result: Any) -> tuple[Any, dict[str, Any]]:
             raise TypeError(f"a metric's name must be a string, got {name!r}")
         if name == "loss":
             raise ValueError("a metric must not be named `loss`, the name of the loss")
+        if not name or name.startswith("eval."):
+            raise ValueError(
+                "a metric's name must not be empty, nor begin with `eval.`, as an "
+                f"evaluation's do, got {name!r}"
+            )
     return loss, metrics

@@ -110,6 +110,11 @@ class StepOutcome:
         return self.realize()["finite"] != 0
 
     @property
+    def layout(self) -> Layout:
+        """How what it says is laid out; the same object from one program."""
+        return self._layout
+
+    @property
     def output(self) -> Array:
         """What is on the devices, of an outcome that was not read yet."""
         assert self._words is not None

@@ -10,7 +10,7 @@ import numpy as np
 
 from fuelflow._types import PyTree
 from fuelflow.devices.placement import Placement
-from fuelflow.step.batch import Batch, Rows
+from fuelflow.step.batch import Batch, Pick, Rows
 from fuelflow.step.engine import Engine, Fixed, Moving, Still
 from fuelflow.step.packing import Layout
 from fuelflow.step.program import CompileLog, Program
@@ -131,11 +131,29 @@ class Programs:
             return batch.true_rows()
         return batch.rows()
 
+    def require_tail(self, state: TrainState, batch: PyTree, num_rows: int) -> None:
+        """Refuses a last batch that the ranks will not be able to take.
+
+        Args:
+            state: The state.
+            batch: Another batch, as a program takes it.
+            num_rows: True rows of the last one.
+
+        Raises:
+            ValueError: If the ranks do not divide them, and it cannot be filled up.
+        """
+        num_ranks = self.placement.ranks.count
+        if num_rows % num_ranks and not self._masks_rows(batch, state):
+            require_rows_for_all(num_rows, num_ranks)
+
     def _masks_step(self, batch: Batch, state: TrainState) -> bool:
+        return self._masks_rows(batch.rows(), state)
+
+    def _masks_rows(self, rows: PyTree, state: TrainState) -> bool:
         known = self._is_maskable.get("step")
         if known is None:
-            rows = batch.rows()
-            self._plain.step.check(rows)
+            if not isinstance(rows, Pick):
+                self._plain.step.check(rows)
             known = self._is_maskable["step"] = self._layout(state, rows).is_maskable
         return known
 

@@ -208,9 +208,10 @@ def require_rows_for_all(num_rows: int, num_ranks: int) -> None:
         raise ValueError(
             f"the {num_ranks} ranks of the mesh must divide the rows of a batch, got "
             f"{num_rows}: take a batch size that is a multiple of {num_ranks}; and for "
-            "the end of an epoch have the loss return one value for each row, so that "
-            "the loader can fill the batch up (not with statistics of a batch, as of "
-            "BatchNorm), or drop those rows with DataLoader(drop_last=True)"
+            "the end of an epoch have the loss and every metric return one value for "
+            "each row, or ff.Weighted, so that a DataLoader can fill the batch up (not "
+            "for a model with statistics of a batch, as of BatchNorm), or drop those "
+            "rows with DataLoader(drop_last=True)"
         )
 
 

@@ -139,7 +139,10 @@ class Totals:
 
 def totals_of(tally: Tally, names: Sequence[str]) -> Totals:
     """The sums in a tally whose arrays are on the host, by the names of its columns."""
-    table = tally.sums.astype(np.float64) - tally.errors.astype(np.float64)
+    sums = tally.sums.astype(np.float64)
+    # Of a sum that is infinite the error is none.
+    errors = np.where(np.isfinite(sums), tally.errors, 0)
+    table = sums - errors
     return Totals(
         {name: table[:, 0, column] for column, name in enumerate(names)},
         {name: table[:, 1, column] for column, name in enumerate(names)},
