@@ -104,7 +104,8 @@ def _over_processes(table: np.ndarray) -> np.ndarray:
         return table
     from jax.experimental import multihost_utils
 
-    return np.float64(multihost_utils.process_allgather(table)).sum(axis=0)
+    gathered = np.asarray(multihost_utils.process_allgather(table), np.float64)
+    return gathered.sum(axis=0)
 
 
 def _sums(totals: Totals, rank: int) -> Mapping[str, tuple[float, float]]:

@@ -125,7 +125,7 @@ class Trainer:
         ):
             raise ValueError(
                 "`checkpointer` must have a directory without checkpoints, and it has "
-                f"some of an earlier run, the newest of step {checkpointer.latest()}: go "
+                f"some of an earlier run, up to step {checkpointer.latest()}: go "
                 "on from them with `resume=True`, or take another directory"
             )
         callbacks = Callbacks(
