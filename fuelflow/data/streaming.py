@@ -234,8 +234,9 @@ class HostBatches:
         return self._weights.batch(fields, made.size, made.held)
 
     def _measure(self, fields: dict[str, jax.Array]) -> None:
-        arrays = [values.addressable_data(0) for values in fields.values()]
+        arrays = list(fields.values())
         num_bytes = sum(values.nbytes for values in arrays)
+        num_bytes //= len(arrays[0].sharding.device_set)  # of one device
         if self._measures_depth:
             self._supply.depth = depth_within(free_where(arrays[0]), num_bytes)
         if self._chunks:
@@ -253,7 +254,7 @@ class HostBatches:
 
 def free_where(array: jax.Array) -> int:
     """Bytes that are free both on the host and where an array is."""
-    device = array.addressable_data(0).device
+    device = next(iter(array.sharding.addressable_devices))
     return min(free_host_bytes(), free_device_bytes(device))
 
 

@@ -111,23 +111,7 @@ class Trainer:
                 checked_count(name, value, least=1)
         if hang_after is not None:
             checked_positive("hang_after", hang_after)
-        if checkpointer is not None and not hasattr(checkpointer, "is_due"):
-            raise TypeError(
-                "`checkpointer` must be a Checkpointer, got a "
-                f"{type(checkpointer).__name__}: ff.Checkpointer(directory)"
-            )
-        if resume and checkpointer is None:
-            raise ValueError("`resume` needs a `checkpointer` to resume from")
-        if (
-            checkpointer is not None
-            and not resume
-            and checkpointer.latest() is not None
-        ):
-            raise ValueError(
-                "`checkpointer` must have a directory without checkpoints, and it has "
-                f"some of an earlier run, up to step {checkpointer.latest()}: go "
-                "on from them with `resume=True`, or take another directory"
-            )
+        _check_checkpointer(checkpointer, resume=resume)
         callbacks = Callbacks(
             metrics_fn=metrics_fn, epoch_fn=epoch_fn, stop_when=stop_when
         )
@@ -248,3 +232,22 @@ class Trainer:
             mailbox.end(error)
         else:
             mailbox.end()
+
+
+def _check_checkpointer(checkpointer: Checkpointer | None, *, resume: bool) -> None:
+    """Refuses what keeps no runs, or would write over the checkpoints of another."""
+    if checkpointer is None:
+        if resume:
+            raise ValueError("`resume` needs a `checkpointer` to resume from")
+        return
+    if not hasattr(checkpointer, "is_due"):
+        raise TypeError(
+            "`checkpointer` must be a Checkpointer, got a "
+            f"{type(checkpointer).__name__}: ff.Checkpointer(directory)"
+        )
+    if not resume and checkpointer.latest() is not None:
+        raise ValueError(
+            "`checkpointer` must have a directory without checkpoints, and it has "
+            f"some of an earlier run, up to step {checkpointer.latest()}: go on from "
+            "them with `resume=True`, or take another directory"
+        )

@@ -477,7 +477,8 @@ def test_rows_that_the_ranks_do_not_divide_are_refused_with_what_to_do():
     state = loop.init(small_model())
     remedies = (
         "the 8 ranks of the mesh must divide the rows of a batch, got 12: take a batch "
-        "size that is a multiple of 8; .* have the loss return one value for each row"
+        "size that is a multiple of 8; .* have the loss and every metric return one "
+        r"value for each row"
         r".* or drop those rows with DataLoader\(drop_last=True\)"
     )
 
