@@ -199,7 +199,7 @@ def _file_faults(directory: AnyPath, files: Mapping[str, FileSpec]) -> Iterable[
     for name, spec in files.items():
         try:
             size, checksum = _size_and_sum(directory.joinpath(*name.split("/")))
-        except OSError:
+        except FileNotFoundError:
             yield f"{name} is missing"
             continue
         if size != spec.size:

@@ -83,12 +83,15 @@ def read_contents(entry: Entry) -> Contents:
 
     Raises:
         DamagedCheckpointError: If any of it is not as it was written.
+        OSError: If it cannot be read for another reason.
         ValueError: If it is of an unknown format.
     """
     manifest = entry.manifest()
     require_files(entry.path, manifest)
     try:
         read = read_arrays(entry.path)
+    except (OSError, MemoryError):
+        raise  # of the moment: the files are as they were written
     except Exception as error:
         fault = f"its arrays cannot be read ({type(error).__name__}: {error})"
         raise DamagedCheckpointError(str(entry.path), [fault]) from error

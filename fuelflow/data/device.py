@@ -45,31 +45,13 @@ def make_programs(transform: Transform | None) -> Programs:
     Transforms see true rows alone.
     """
 
-    def pick(
-        data: dict[str, Array],
-        order: Array,
-        cursor: Cursor,
-        key: jax.Array,
-        *,
-        size: int,
-        held: int,
-    ) -> tuple[DeviceFields, Cursor]:
-        rows = jax.lax.dynamic_slice(order, (cursor.start,), (size,))
-        fields = gather(data, rows, key, cursor.number, transform)
-        return _filled(fields, size, held), _advanced(cursor, 1, size)
+    def apply(fields: DeviceFields, key: jax.Array, number: Array) -> DeviceFields:
+        if transform is None:
+            return fields
+        return transform(fields, jax.random.fold_in(key, number))
 
-    def finish(
-        fields: DeviceFields, key: jax.Array, number: Array, *, held: int
-    ) -> DeviceFields:
-        size = next(iter(fields.values())).shape[0]
-        if transform is not None:
-            fields = transform(fields, jax.random.fold_in(key, number))
-        return _filled(fields, size, held)
-
-    return Programs(
-        jax.jit(pick, static_argnames=("size", "held")),
-        jax.jit(finish, static_argnames="held"),
-    )
+    take = partial(gather, transform=transform)
+    return _jitted(take, apply, fills_rows=False)
 
 
 def make_rank_programs(transform: Transform | None, ranks: Ranks) -> Programs:
@@ -78,19 +60,27 @@ def make_rank_programs(transform: Transform | None, ranks: Ranks) -> Programs:
     Ranks all have the same number of rows, so batches are filled up first.
     """
 
-    def gather_here(
+    def take_here(
         data: dict[str, Array], rows: Array, key: jax.Array, number: Array
     ) -> DeviceFields:
         return gather(data, rows, ranks.own_key(key), number, transform)
 
-    def transform_here(
-        fields: DeviceFields, key: jax.Array, number: Array
-    ) -> DeviceFields:
+    def apply_here(fields: DeviceFields, key: jax.Array, number: Array) -> DeviceFields:
         assert transform is not None
         return transform(fields, jax.random.fold_in(ranks.own_key(key), number))
 
-    spread_gather = ranks.spread(gather_here, (WHOLE, ROWS, WHOLE, WHOLE), ROWS)
-    spread_transform = ranks.spread(transform_here, (ROWS, WHOLE, WHOLE), ROWS)
+    take = ranks.spread(take_here, (WHOLE, ROWS, WHOLE, WHOLE), ROWS)
+    apply = ranks.spread(apply_here, (ROWS, WHOLE, WHOLE), ROWS)
+    return _jitted(take, apply, fills_rows=True)
+
+
+def _jitted(
+    take: Callable[..., DeviceFields],
+    apply: Callable[..., DeviceFields],
+    *,
+    fills_rows: bool,
+) -> Programs:
+    """Programs that fill batches up before their rows are gathered, or at the end."""
 
     def pick(
         data: dict[str, Array],
@@ -102,15 +92,15 @@ def make_rank_programs(transform: Transform | None, ranks: Ranks) -> Programs:
         held: int,
     ) -> tuple[DeviceFields, Cursor]:
         rows = jax.lax.dynamic_slice(order, (cursor.start,), (size,))
-        rows = filled_up(rows, held)
-        fields = spread_gather(data, rows, key, cursor.number)
+        if fills_rows:
+            rows = _filled(rows, held)
+        fields = _filled(take(data, rows, key, cursor.number), held)
         return fields, _advanced(cursor, 1, size)
 
     def finish(
         fields: DeviceFields, key: jax.Array, number: Array, *, held: int
     ) -> DeviceFields:
-        del held  # they are filled up already
-        return spread_transform(fields, key, number)
+        return _filled(apply(fields, key, number), held)
 
     return Programs(
         jax.jit(pick, static_argnames=("size", "held")),
@@ -142,5 +132,6 @@ def _advanced(cursor: Cursor, num_steps: int, size: int) -> Cursor:
     return Cursor(cursor.start + num_steps * size, cursor.number + num_steps)
 
 
-def _filled(fields: DeviceFields, size: int, held: int) -> DeviceFields:
-    return fields if size == held else filled_up(fields, held)
+def _filled(fields: Any, held: int) -> Any:
+    is_full = jax.tree.leaves(fields)[0].shape[0] == held
+    return fields if is_full else filled_up(fields, held)

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
 import jax
@@ -54,6 +54,14 @@ class Placement(Protocol):
     def keep(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Copies that every device has; JAX arrays that are there already, stay."""
         ...
+
+
+@lru_cache(maxsize=64)
+def _rows_here(sharding: NamedSharding, held: int) -> np.ndarray:
+    """The rows of a batch that lie on devices of this process, in order."""
+    places = sharding.addressable_devices_indices_map((held,)).values()
+    spans = {rows.indices(held)[:2] for (rows,) in filter(None, places)}
+    return np.concatenate([np.arange(*span) for span in sorted(spans)])
 
 
 @dataclass(frozen=True)
@@ -151,11 +159,7 @@ class OverRanks:
 
     def own_rows(self, held: int) -> np.ndarray | None:
         """The rows of this process' ranks; None where there is one process."""
-        if self._placement.is_whole:
-            return None
-        places = self._sharding.addressable_devices_indices_map((held,)).values()
-        spans = {rows.indices(held)[:2] for (rows,) in filter(None, places)}
-        return np.concatenate([np.arange(*span) for span in sorted(spans)])
+        return None if self._placement.is_whole else _rows_here(self._sharding, held)
 
     def rows(self, batches: Sequence[Any], held: Sequence[int]) -> list[Any]:
         """The batches' arrays by their rows, each process giving its own."""

@@ -96,7 +96,9 @@ class Packing:
         put = self.placement.rows(
             [batch.fields for batch in made], [batch.held for batch in made]
         )
-        numbers = self.placement.whole([batch.number for batch in made])
+        numbers: list[Any] = [None] * len(made)
+        if self.is_numbered:
+            numbers = self.placement.whole([batch.number for batch in made])
         return [
             batch._replace(fields=fields, number=number)
             for batch, fields, number in zip(made, put, numbers, strict=True)

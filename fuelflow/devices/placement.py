@@ -246,11 +246,11 @@ class OnMesh:
         ranks already, as a `DataLoader` with the mesh puts it.
         """
         sharding = self._rows[axis]
-        if self.mesh.devices.size == 1:  # what is on the host follows the state
-            return batch
         leaves, treedef = jax.tree.flatten(batch)
         is_elsewhere = [
-            not (isinstance(leaf, jax.Array) and leaf.sharding == sharding)
+            leaf.sharding != sharding
+            if isinstance(leaf, jax.Array)
+            else self.mesh.devices.size > 1  # one device takes what is on the host
             for leaf in leaves
         ]
         if not any(is_elsewhere):

@@ -71,7 +71,8 @@ def _run(refs: Sequence[Ref]) -> None:
     structure = Structure(refs)
     passes = tuple([pass_of(stamp) for stamp in structure.stamps])
     definitions = definitions_of(structure.stamps)
-    states = [param for each in passes for param in each.params.values()]
+    # All parameters of a model are in one place.
+    states = [next(iter(each.params.values())) for each in passes]
     placement = placement_of_arrays([*structure.leaves, *states])
     # A program keeps its definitions alive, so that no other can have their identity.
     key = (structure.key, tuple(map(id, definitions)), placement)

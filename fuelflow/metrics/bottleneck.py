@@ -139,9 +139,9 @@ def find_bottleneck(metrics: "EpochMetrics") -> Bottleneck:
       complete)``.
 
     The cause with the most lost time is named, if its share is a tenth or more and it
-    lost 10 ms or more. Without
-    one it is ``"compute"`` if the median rank's ``compute`` is at least half of
-    ``epoch_ms``, and otherwise ``"nothing"``. Compile time is in no share.
+    lost 10 ms or more. Without one it is ``"compute"`` if the median rank's ``compute``
+    is at least half of ``epoch_ms``, and otherwise ``"nothing"``. Compile time is in no
+    share.
 
     Shares are lower bounds where causes take turns: processes whose loaders are slow in
     different steps lose more than any one of them. Ranks of which half or more are late

@@ -217,13 +217,14 @@ class Course:
             for sent in dispatcher.each(
                 self.state, batches, tempo.steps_per_call, prepare=opening
             ):
-                if last is not None:
-                    _require_same_metrics(last, sent.outcome)
-                self.state, last = sent.state, sent.outcome
+                before, last = last, sent.outcome
+                self.state = sent.state  # whose step has taken the one before over
                 num_steps += sent.num_steps
                 num_dispatches += 1
                 self._num_updates += sent.num_steps
                 observer.note(sent.output, sent.started, self._num_updates)
+                if before is not None:
+                    _require_same_metrics(before, last)
                 if self._may_end_here(batches, num_steps, num_dispatches, so_far):
                     self._so_far = so_far()
                     return None

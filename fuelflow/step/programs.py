@@ -83,7 +83,10 @@ class Programs:
         self._plain = make_steps("")
         self._summing = make_steps(", with sums")
         self.grads = program("grads", engine.grads, check_batch=check_parts)
-        self.probe = program("pass of each rank", engine.probe, check_batch=_accept)
+        # Whoever calls it looks at each rank's result as it comes.
+        self.probe = program(
+            "pass of each rank", engine.probe, check_batch=_accept, settled=None
+        )
         self.evaluate = program("evaluate", engine.evaluate, check_batch=check)
         self._num_columns = NUM_COLUMNS
         self.secs_tracing = 0.0  # besides what the log has
@@ -126,7 +129,7 @@ class Programs:
         model keeps no statistics of them, as BatchNorm does; if not, it runs at its own
         shape.
         """
-        if batch.is_filled_up and not self._masks_step(batch, state):
+        if batch.is_filled_up and not self._masks_rows(batch.rows(), state):
             require_rows_for_all(batch.size, self.placement.ranks.count)
             return batch.true_rows()
         return batch.rows()
@@ -145,9 +148,6 @@ class Programs:
         num_ranks = self.placement.ranks.count
         if num_rows % num_ranks and not self._masks_rows(batch, state):
             require_rows_for_all(num_rows, num_ranks)
-
-    def _masks_step(self, batch: Batch, state: TrainState) -> bool:
-        return self._masks_rows(batch.rows(), state)
 
     def _masks_rows(self, rows: PyTree, state: TrainState) -> bool:
         known = self._is_maskable.get("step")

@@ -236,3 +236,14 @@ def test_leftovers_are_cleared_by_who_writes_next(saved, loop, state):
     assert checkpointer.steps() == (1, 0)
     names = sorted(path.name for path in directory.iterdir())
     assert names == ["00001-step-1", "00002-step-0", "notes.txt"]
+
+
+def test_what_may_not_be_read_is_not_called_damaged(saved, loop, state, monkeypatch):
+    """Else a run would go on from an older checkpoint for a moment's trouble."""
+
+    def refuse(path):
+        raise PermissionError(f"not yours: {path}")
+
+    monkeypatch.setattr("fuelflow.checkpoint.restoring.read_arrays", refuse)
+    with pytest.raises(PermissionError, match="not yours"):
+        Checkpointer(saved.parent).restore(loop, state, skip_damaged=True)

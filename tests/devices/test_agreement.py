@@ -56,7 +56,9 @@ def test_every_process_hears_what_differs(tmp_path, capsys):
 
 
 def test_one_process_agrees_with_itself():
-    require_agreement({"seed": 0, "rate": math.nan, "code": "", "flag": np.float64(1)})
+    facts = {"seed": 0, "rate": math.nan, "code": "", "flag": np.float64(1)}
+
+    assert require_agreement(facts) is None
 
 
 @pytest.mark.parametrize("value", [None, b"x", [1], np.int64(1)])

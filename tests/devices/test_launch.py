@@ -278,6 +278,8 @@ def test_nothing_outlives_a_launcher_that_is_killed(script):
 
         wait_until(lambda: all(is_group_gone(group) for group in groups))
 
+    assert [is_group_gone(group) for group in groups] == [True, True]
+
 
 # What is refused.
 

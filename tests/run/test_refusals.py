@@ -128,3 +128,16 @@ def test_a_result_keeps_its_history_when_the_run_goes_on():
 
     assert first.stopped_by == "stop_when"
     assert (len(first.history), len(trainer.history)) == (1, 2)
+
+
+def test_a_state_is_usable_after_metrics_that_changed():
+    def loss_fn(params, batch):
+        losses = row_losses(params, batch)
+        return losses, {"whole" if len(losses) == 16 else "part": losses}
+
+    trainer = make_trainer(loss_fn, [{"x": X[:16]}, {"x": X[:8]}])
+    with pytest.raises(ValueError, match="the same metrics"):
+        trainer.fit()
+
+    assert int(trainer.state.step) == 2
+    assert np.isfinite(trainer.state.params["w"]).all()
