@@ -17,6 +17,8 @@ HELD = 8
 class Half(OverRanks):
     """A placement as the first or second of two processes has it."""
 
+    first: int
+
     def __init__(self, first):
         super().__init__(mesh())
         object.__setattr__(self, "first", first)
