@@ -98,6 +98,7 @@ class Course:
         self._epoch = 0
         self._so_far = Progress()
         self._num_updates = 0
+        self._num_steps: int | None = None
         self._observer: Observer | None = None
         self._batches: Timed | None = None
 
@@ -131,9 +132,8 @@ class Course:
         require_agreement(self._facts())
         self._checkpointer.prepare()
         self._num_updates = int(state.step)
-        tempo = Tempo(
-            self._steps_per_call, self._data.num_steps, self._epochs - self._epoch
-        )
+        self._num_steps = self._data.num_steps  # asked once: a step has no time for it
+        tempo = Tempo(self._steps_per_call, self._num_steps, self._epochs - self._epoch)
         devices = programs.placement.rank_devices
         observer = Observer([d for d in devices if _is_local(d)])
         self._observer = observer
@@ -222,7 +222,12 @@ class Course:
                 num_steps += sent.num_steps
                 num_dispatches += 1
                 self._num_updates += sent.num_steps
-                observer.note(sent.output, sent.started, self._num_updates)
+                observer.note(
+                    sent.output,
+                    sent.started,
+                    self._num_updates,
+                    waited=batches.secs_waited,
+                )
                 if before is not None:
                     _require_same_metrics(before, last)
                 if self._may_end_here(batches, num_steps, num_dispatches, so_far):
@@ -250,13 +255,13 @@ class Course:
         is about to be closed.
         """
         num_done = self._so_far.num_steps + num_steps
-        if batches.num_given != num_steps or num_done == self._data.num_steps:
+        if batches.num_given != num_steps or num_done == self._num_steps:
             return False
         reason = self._checkpointer.is_due(self._num_updates)
         is_to_stop = self.stop_sign.is_up(num_dispatches)
         if reason is None and not is_to_stop:
             return False
-        position, is_endless = self._data.position(), self._data.num_steps is None
+        position, is_endless = self._data.position(), self._num_steps is None
         if is_endless and batches.is_over():
             return False
         if reason is not None:

@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-# Looking at a dispatch takes its thread some 10 µs: as much as all of a short step's.
-LEAST_INTERVAL_SECS = 1e-3
+# Waking up to look at a dispatch takes as long as the host's part of several steps.
+INTERVAL_SECS = 10e-3
+# A device can have been idle in between if the host was waiting for data.
+SHORT_INTERVAL_SECS = 1e-3
+_NOTABLE_WAIT = 0.1
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class Observer:
     """Watches the outputs of dispatches from a thread of its own.
 
     A device is at work from a dispatch, or from its last one's end if that is later,
-    until its own part of the output is ready. Dispatches less than a millisecond apart
-    are seen as one.
+    until its own part of the output is ready. Dispatches within ten milliseconds are
+    seen as one; within one, if the host waited for data for a tenth of the time.
 
     Args:
         devices: The devices of this process.
@@ -71,24 +74,34 @@ class Observer:
         self._done = dict.fromkeys(self._devices, 0.0)
         self._busy = dict.fromkeys(self._devices, 0.0)
         self._first: float | None = None
-        self._noted = 0.0
+        self._noted = self._waited = 0.0
         self._unseen: tuple[jax.Array, int | None] | None = None
 
-    def note(self, output: jax.Array, started: float, step: int | None = None) -> None:
+    def note(
+        self,
+        output: jax.Array,
+        started: float,
+        step: int | None = None,
+        *,
+        waited: float = 0.0,
+    ) -> None:
         """Takes note of a dispatch.
 
         Args:
             output: One of its outputs, whole on every device, that nobody donates.
             started: When the dispatch began, not counting a compilation.
             step: Its last step.
+            waited: Seconds of the epoch that were spent waiting for data.
         """
         if self._first is None:
             self._first = started
-        if started - self._noted < LEAST_INTERVAL_SECS:
+        since = started - self._noted
+        has_waited = waited - self._waited > _NOTABLE_WAIT * since
+        if since < (SHORT_INTERVAL_SECS if has_waited else INTERVAL_SECS):
             self._unseen = output, step
             return
         self._send(output, step)
-        self._noted = started
+        self._noted, self._waited = started, waited
 
     def finish(self) -> Observation:
         """What was seen, once all that was noted is done."""

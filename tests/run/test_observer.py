@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuelflow.run.observer import LEAST_INTERVAL_SECS, Observer
+from fuelflow.run.observer import INTERVAL_SECS, SHORT_INTERVAL_SECS, Observer
 
 
 @functools.cache
@@ -36,6 +36,18 @@ class Failed:
 
     def block_until_ready(self) -> None:
         raise jax.errors.JaxRuntimeError("on the device")
+
+
+class Done:
+    """What jax gives for work that is done, and how often it was looked at."""
+
+    def __init__(self, device: Any) -> None:
+        self.device, self.data = device, self
+        self.addressable_shards = [self]
+        self.num_looks = 0
+
+    def block_until_ready(self) -> None:
+        self.num_looks += 1
 
 
 @pytest.fixture
@@ -69,7 +81,7 @@ def test_work_that_waits_for_earlier_work_is_counted_from_its_end(observer: Obse
     # The second is dispatched while the device is at work on the first.
     outputs = [start_work(), start_work()]
     observer.note(outputs[0], start)
-    observer.note(outputs[1], start + 2 * LEAST_INTERVAL_SECS)
+    observer.note(outputs[1], start + 2 * INTERVAL_SECS)
     seen = observer.finish()
 
     (device,) = outputs[0].devices()
@@ -95,14 +107,30 @@ def test_dispatches_close_to_each_other_are_seen_as_one(observer: Observer):
     (device,) = done.devices()
     start = time.perf_counter()
     for index in range(10):
-        observer.note(done, start + index * LEAST_INTERVAL_SECS / 100)
+        observer.note(done, start + index * INTERVAL_SECS / 100)
     last = start_work()
-    observer.note(last, start + LEAST_INTERVAL_SECS / 2)
+    observer.note(last, start + INTERVAL_SECS / 2)
     seen = observer.finish()
 
     # From the first of them, and the last is waited for.
     assert last.is_ready()
     assert seen.busy[device] == pytest.approx(seen.done[device] - start)
+
+
+@pytest.mark.parametrize(("share_waited", "num_looks"), [(0.5, 20), (0.05, 5)])
+def test_dispatches_that_waited_for_data_are_looked_at_one_by_one(
+    observer: Observer, share_waited: float, num_looks: int
+):
+    """Else the time in which a device had nothing to do would count as work."""
+    output: Any = Done(jax.devices()[0])
+    gap = 2.1 * SHORT_INTERVAL_SECS
+    start = time.perf_counter()
+    for index in range(1, 21):
+        waited = share_waited * index * gap
+        observer.note(output, start + index * gap, waited=waited)
+    observer.finish()
+
+    assert output.num_looks == pytest.approx(num_looks, abs=1)
 
 
 def test_a_device_that_fails_is_left_to_who_reads(observer: Observer):
