@@ -283,7 +283,7 @@ def call(
 
     Args:
         function: What is called.
-        function_key: A key for it, such as itself, if it holds nothing that changes.
+        function_key: As `record` takes it.
         args: Its arguments.
         kwargs: Its keyword arguments.
         use: Of a model, if the function is given that first.

@@ -193,7 +193,7 @@ class Node:
     def release_if_known(self) -> None:
         """Lets go of what it came from if every result is known."""
         if len(self.values) == len(self.operation.types):
-            self.release()
+            self.inputs = self.use = None
 
 
 class Ref:

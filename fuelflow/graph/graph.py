@@ -14,6 +14,7 @@ from fuelflow.graph.expression import Ref, Use
 from fuelflow.graph.inputs import inputs_of_model
 from fuelflow.graph.library import is_library_function
 from fuelflow.graph.passes import ModelCall, asked_for
+from fuelflow.graph.static import FunctionKey
 from fuelflow.graph.steps import Steps
 from fuelflow.model.definition import Definition
 from fuelflow.step.loop import NonFinite, TrainingLoop
@@ -85,7 +86,8 @@ class Graph:
     ) -> None:
         self._apply = call_model if apply is None else apply
         # A library's function holds nothing that could change, and is its own key.
-        self._apply_key = self._apply if is_library_function(self._apply) else None
+        is_fixed = is_library_function(self._apply)
+        self._apply_key = self._apply if is_fixed else FunctionKey(self._apply)
         self._inputs = inputs_of_model(model, apply, inputs)
         loop = TrainingLoop(
             unwritten_loss,

@@ -20,7 +20,14 @@ from fuelflow.graph.expression import (
     type_of_data,
 )
 from fuelflow.graph.recent import Recent
-from fuelflow.graph.static import Reader, known_key, make_rebuild, name_of, text_of
+from fuelflow.graph.static import (
+    FunctionKey,
+    Reader,
+    known_key,
+    make_rebuild,
+    name_of,
+    text_of,
+)
 from fuelflow.graph.type import Type, known_types, type_of_array
 from fuelflow.step.spec import leaf_text
 
@@ -43,7 +50,8 @@ def record(
 
     Args:
         function: What is called.
-        function_key: A key for it, such as itself, if it holds nothing that changes.
+        function_key: A key for it, such as itself, if it holds nothing that changes; or
+            who finds it, or None.
         args: Its arguments: arrays, lazy or not, static values, and trees of them.
         kwargs: Its keyword arguments.
         use: Of a model, if the function is given that first.
@@ -53,7 +61,9 @@ def record(
     """
     model = None if use is None else use.model
     reader = None
-    if function_key is None:
+    if type(function_key) is FunctionKey:
+        function_key = function_key.find(len(args) + (model is not None))
+    elif function_key is None:
         function_key = known_key(function, len(args) + (model is not None))
     if function_key is None:
         reader = Reader(is_data)

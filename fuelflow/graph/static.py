@@ -147,10 +147,10 @@ def known_key(function: Any, num_args: int) -> Hashable:
     found = _known.get(code)
     if found is None:
         return None
-    # Where every parameter is given, no default is read. To look at one is slow where
-    # Python tells an audit hook of it, as it must once `filelock` is imported.
-    is_full = num_args == code.co_argcount and not code.co_kwonlyargcount
-    if not is_full and (function.__defaults__ or function.__kwdefaults__):
+    # To look at a default is slow where Python tells an audit hook of it, as it must
+    # once `filelock` is imported.
+    has_all = _is_full(code, num_args)
+    if not has_all and (function.__defaults__ or function.__kwdefaults__):
         return None
     reads, key = found
     there = function.__globals__
@@ -158,6 +158,50 @@ def known_key(function: Any, num_args: int) -> Hashable:
         if there.get(name, _ABSENT) is not value:
             return None
     return key
+
+
+class FunctionKey:
+    """The key of one function that is called again and again.
+
+    Args:
+        function: The function.
+    """
+
+    __slots__ = ("_code", "_function", "_globals", "_key", "_num_args", "_reads")
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._code: types.CodeType | None = None
+        self._num_args = -1
+        self._key: Hashable = None
+        self._reads: tuple[tuple[str, Any], ...] = ()
+        self._globals: dict[str, Any] = {}
+
+    def find(self, num_args: int) -> Hashable:
+        """As `known_key`, looking at no more of the function than may have changed."""
+        if num_args == self._num_args and self._function.__code__ is self._code:
+            for name, value in self._reads:
+                if self._globals.get(name, _ABSENT) is not value:
+                    break
+            else:
+                return self._key
+        return self._look(num_args)
+
+    def _look(self, num_args: int) -> Hashable:
+        function = self._function
+        key = known_key(function, num_args)
+        if key is not None and _is_full(function.__code__, num_args):
+            self._num_args, self._key = num_args, key
+            self._code, self._globals = function.__code__, function.__globals__
+            self._reads, _ = _known.get(function.__code__) or ((), None)
+        else:
+            self._num_args = -1
+        return key
+
+
+def _is_full(code: types.CodeType, num_args: int) -> bool:
+    """Whether every parameter is given by position, so that no default is read."""
+    return num_args == code.co_argcount and not code.co_kwonlyargcount
 
 
 def _remember_key(function: types.FunctionType, key: Hashable) -> None:

@@ -20,7 +20,7 @@ from fuelflow.graph.recent import Recent
 from fuelflow.graph.recording import caller
 from fuelflow.graph.structure import Recipe, Structure
 from fuelflow.step.checks import checked_rate
-from fuelflow.step.engine import Held, Seen
+from fuelflow.step.engine import Engine, Held, Seen
 from fuelflow.step.loop import TrainingLoop
 from fuelflow.step.optimizer import Factory, Transformation
 from fuelflow.step.outcome import StepOutcome
@@ -36,6 +36,7 @@ class LossPrograms:
 
     Attributes:
         pattern: The structure.
+        engine: The pure functions.
         loss: The loss.
         step: A step over it.
         grads: Its gradients alone.
@@ -44,6 +45,7 @@ class LossPrograms:
     """
 
     pattern: Pattern
+    engine: Engine
     loss: RecordedLoss
     step: Program
     grads: Program
@@ -156,6 +158,7 @@ class Steps:
         # By structure, and what was asked for last at some line.
         self._programs: Recent[LossPrograms] = Recent(MAX_PROGRAMS)
         self._guesses: Recent[LossPrograms] = Recent(MAX_PROGRAMS)
+        self._last: LossPrograms | None = None
         self._apply: Program | None = None
 
     def _require_none_held(self, what: str) -> None:
@@ -188,14 +191,23 @@ class Steps:
         moving, packed, seen = programs.step(
             arguments, moving_part(state), fixed_part(state), arguments
         )
-        self.state, outcome = dispatcher.advance(state, moving, packed, seen)
+        taken = programs.engine, arguments
+        self.state, outcome = dispatcher.advance(
+            state, moving, packed, seen, taken=taken
+        )
+        node = loss._node
         if asked.is_plain:
-            loss._node.values[loss._index] = Promise(outcome, loss._type.dtype)
-        self._conclude(others, asked, fetch, seen)
+            node.values[loss._index] = Promise(outcome, loss._type.dtype)
+        if others or fetch or len(asked.refs) > 1:
+            self._conclude(others, asked, fetch, seen)
+        else:
+            node.used += (loss._index,)
         # Their parameters are about to be gone, and so is the use of their inputs.
-        for ref in (loss, *fetch):
+        node.release_if_known()
+        for ref in fetch:
             ref._node.release_if_known()
-        self._count()
+        self.training_step += 1
+        self._move_on()
         return outcome
 
     def backward(self, asked: Asked, fetch: tuple[Ref, ...]) -> None:
@@ -232,7 +244,8 @@ class Steps:
             state, *self._apply(self._held, *arguments)
         )
         self._held = None
-        self._count()
+        self.training_step += 1
+        self._move_on()
         return outcome
 
     def grads(self, asked: Asked) -> Grads:
@@ -269,14 +282,21 @@ class Steps:
     def _request(self, base: Programs, asked: Asked, fetch: tuple[Ref, ...]) -> Request:
         self._require_own(asked.loss)
         node = asked.loss._node
-        refs = (*asked.refs, *fetch)
-        # What was asked for at this line is likely to be asked for again.
-        line = node.operation, node.site[1], asked.kind
-        programs = self._guesses.get(line)
-        found = None if programs is None else programs.match(refs, self.stamp)
+        refs = (*asked.refs, *fetch) if fetch else asked.refs
+        # What was asked for last is likely to be asked for again, and else what was at
+        # this line.
+        programs = self._last
+        found = None
+        if programs is not None and programs.loss.kind is asked.kind:
+            found = programs.match(refs, self.stamp)
         if programs is None or found is None:
-            programs, *found = self._look_up(base, asked.kind, refs)
-            self._guesses.add(line, programs)
+            line = node.operation, node.site[1], asked.kind
+            programs = self._guesses.get(line)
+            found = None if programs is None else programs.match(refs, self.stamp)
+            if programs is None or found is None:
+                programs, *found = self._look_up(base, asked.kind, refs)
+                self._guesses.add(line, programs)
+            self._last = programs
         leaves, others = found
         passes = tuple([pass_of(other) for other in others]) if others else ()
         leaves = tuple(base.placement.leaves(leaves))
@@ -327,10 +347,6 @@ class Steps:
                 steps = stamp.graph._steps
                 steps.state = evolve(steps.state, variables=variables)
 
-    def _count(self) -> None:
-        self.training_step += 1
-        self._move_on()
-
     def _move_on(self) -> None:
         self.stamp.expire()
         self.stamp = Stamp(self._graph, self.training_step)
@@ -344,6 +360,7 @@ def _make_programs(
     line = f"({site_text(caller(1))})"  # where the step is asked for
     return LossPrograms(
         Pattern(structure.key),
+        engine,
         reader,
         _program(f"step {line}", engine.step, base, table, (0,)),
         _program(f"grads {line}", engine.grads, base, table, ()),

@@ -8,6 +8,7 @@ from typing import Any
 from fuelflow.graph.array import call
 from fuelflow.graph.library import is_library_function
 from fuelflow.graph.parts import Wrapper
+from fuelflow.graph.static import FunctionKey
 from fuelflow.model.linen import Linen
 from fuelflow.model.nnx import is_nnx_module
 
@@ -62,7 +63,8 @@ class LazyFunction(Wrapper):
     def __init__(self, function: Callable[..., Any]) -> None:
         self._wrapped = function
         # A library's function holds nothing that could change, and is its own key.
-        self._key = function if is_library_function(function) else None
+        is_fixed = is_library_function(function)
+        self._key = function if is_fixed else FunctionKey(function)
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

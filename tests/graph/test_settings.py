@@ -193,3 +193,25 @@ def test_one_array_in_two_places_is_no_other_program(compile_counter):
 
     assert results == [4, 2]
     assert compile_counter.compiled == []
+
+
+def test_a_function_that_is_called_again_is_looked_at_again(monkeypatch):
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+
+    def scaled(array, shift):
+        return array * SCALE + shift
+
+    def other(array, shift):
+        return array - shift
+
+    # Its key is kept once it is known, as it is from the second call on.
+    lazily = ff.lazy(scaled)
+    known = [float(lazily(X, 1.0)[1]) for _ in range(3)]
+    monkeypatch.setitem(globals(), "SCALE", 7.0)
+    with_global = [float(lazily(X, 1.0)[1]) for _ in range(3)]
+    scaled.__code__ = other.__code__  # as IPython's autoreload does
+    with_code = [float(lazily(X, 1.0)[1]) for _ in range(3)]
+
+    assert known == [X[1] * 2 + 1] * 3
+    assert with_global == [X[1] * 7 + 1] * 3
+    assert with_code == [X[1] - 1] * 3
