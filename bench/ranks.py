@@ -1,7 +1,7 @@
 """What whole epochs and several ranks cost, beside the steps alone.
 
 Four questions. What does a `Trainer` add to an epoch: the account kept on the devices,
-the observer's thread, the clocks and, on a mesh, the probe of each rank? Its peer is
+the observer's thread, the clocks and, on a mesh, the pass of each rank? Its peer is
 `loop.run` over the same batches, with as many steps in a dispatch; both are at their
 second epoch or later, and the trainer's thread waits for its turn in `epoch_fn`. What
 does a mesh of one device add to a step? What does a step take on 1, 2, 4 and 8 ranks

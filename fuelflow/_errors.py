@@ -53,6 +53,9 @@ def _restore(
 class NonFiniteError(FuelflowError, ArithmeticError):
     """A step met a NaN or infinite loss, gradient or rate; the state is as it was.
 
+    Steps that were dispatched after it, before it was seen, left the state as it was
+    too, so `state` is what the step met, until another step takes it over.
+
     Attributes:
         step: The 1-based number of the step.
         loss: The loss of that step.
@@ -61,6 +64,7 @@ class NonFiniteError(FuelflowError, ArithmeticError):
         names: The first parameters, at most eight, whose gradient is not finite.
         num_names: How many there are.
         num_skipped: Steps of the run left out by the end of the dispatch it was in.
+        state: The state before the step; None if nobody had it any more.
     """
 
     def __init__(
@@ -81,7 +85,42 @@ class NonFiniteError(FuelflowError, ArithmeticError):
         self.names = tuple(names)
         self.num_names = num_names
         self.num_skipped = num_skipped
+        self.state: Any = None
+        self._cause: Any = None
         super().__init__(self._describe())
+
+    def hold(self, cause: Any) -> None:
+        """Keeps what the step took, and how it is run again."""
+        self._cause = cause
+
+    @property
+    def batch(self) -> Any:
+        """The batch of the step, of a loader as `Batch`; None if it was not kept."""
+        return None if self._cause is None else self._cause.batch
+
+    def replay(self) -> Any:
+        """Runs the step again, one operation at a time, for what went bad first.
+
+        Slow: each operation is waited for. Uses nothing up. To be called before a step
+        is taken from `state`.
+
+        Returns:
+            A `fuelflow.step.replay.Replay`, which prints as one line.
+
+        Raises:
+            RuntimeError: If the step cannot be run again; it says why.
+        """
+        if self._cause is None:
+            raise RuntimeError(
+                f"step {self.step} cannot be run again: its batch was not kept. They "
+                "are kept in the process of the run, but for gradients of "
+                "`graph.backward`, and a copied error has none"
+            )
+        return self._cause.replay(self.state)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = {**vars(self), "state": None, "_cause": None}
+        return _restore, (type(self), self.args, facts)
 
     def _describe(self) -> str:
         text = (
@@ -98,7 +137,8 @@ class NonFiniteError(FuelflowError, ArithmeticError):
         elif math.isnan(self.loss) and self.grad_norm == 0:
             text += "; the weights of its loss sum to 0"
         return (
-            text + ". The state was left as it was before that step; "
+            text + ". The state was left as it was before that step. `replay()` of "
+            "this error names what went bad first; "
             '`nonfinite="skip"` counts such steps and goes on'
         )
 

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from fuelflow.run.probe import Probe
+from fuelflow.run.rank_pass import RankPass
 from fuelflow.step.batch import Pick
 from fuelflow.step.program import CompileLog
 from fuelflow.step.programs import Programs
@@ -17,10 +17,12 @@ class Opening:
         secs: How long that took, compiling apart.
     """
 
-    def __init__(self, probe: Probe, log: CompileLog, num_tail_rows: int) -> None:
+    def __init__(
+        self, rank_pass: RankPass, log: CompileLog, num_tail_rows: int
+    ) -> None:
         self.secs = 0.0
         self._num_tail_rows = num_tail_rows
-        self._probe = probe
+        self._rank_pass = rank_pass
         self._log = log
 
     def __call__(self, programs: Programs, state: TrainState, batch: Any) -> TrainState:
@@ -36,7 +38,7 @@ class Opening:
             batch = programs.placed(batch)
         if self._num_tail_rows:
             programs.require_tail(state, batch, self._num_tail_rows)
-        self._probe.run(programs, state, batch)
+        self._rank_pass.run(programs, state, batch)
         state = evolve(state, sums=programs.zero_sums())
         made = self._log.records[num_compiles:]
         secs = time.perf_counter() - start

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import ref
 
 import jax
 
@@ -11,6 +12,7 @@ from fuelflow._errors import NonFiniteError
 from fuelflow._types import Batch as BatchTree
 from fuelflow.step.batch import Batch, Stretch, Stretchable
 from fuelflow.step.engine import Moving, Seen
+from fuelflow.step.flight import Taken
 from fuelflow.step.host import Host
 from fuelflow.step.outcome import StepOutcome
 from fuelflow.step.packing import Packed
@@ -84,7 +86,7 @@ class Dispatcher:
         batch = programs.placed(batch)
         step = programs.steps(state).step
         done = step(batch, moving_part(state), fixed_part(state), batch)
-        return self.advance(state, *done)
+        return self.advance(state, *done, taken=(programs.engine, batch))
 
     def run(
         self, state: TrainState, batches: Iterable[BatchTree], steps_per_call: int
@@ -157,13 +159,16 @@ class Dispatcher:
         steps = programs.steps(state)
         if isinstance(part, Stretch):
             done = steps.stretch(part, moving, fixed, part)
-            return self.advance(state, *done, num_steps=part.num_steps)
+            taken = programs.engine, part
+            return self.advance(state, *done, num_steps=part.num_steps, taken=taken)
         if len(part) == 1:
             batch = programs.placed(part[0])
-            return self.advance(state, *steps.step(batch, moving, fixed, batch))
+            done = steps.step(batch, moving, fixed, batch)
+            return self.advance(state, *done, taken=(programs.engine, batch))
         stacked = programs.placed_stack(part)
         done = steps.run(part[0], moving, fixed, stacked, num_steps=len(part))
-        return self.advance(state, *done, num_steps=len(part))
+        taken = programs.engine, stacked
+        return self.advance(state, *done, num_steps=len(part), taken=taken)
 
     def advance(
         self,
@@ -173,14 +178,30 @@ class Dispatcher:
         seen: Seen,
         *,
         num_steps: int = 1,
+        taken: Taken | None = None,
     ) -> tuple[TrainState, StepOutcome]:
-        """The state and outcome that a dispatch returned, taken note of."""
+        """The state and outcome that a dispatch returned, taken note of.
+
+        Args:
+            state: The state before it.
+            moving: What it made of that.
+            packed: What its steps say.
+            seen: What there is to see besides.
+            num_steps: Its steps.
+            taken: The engine and the batch it took, or stacked batches; None if they
+                are not to be had again.
+        """
         flight = state.flight
         assert flight is not None
         outcome = StepOutcome(
-            packed.words, packed.layout, flight if self.raises else None
+            packed.words,
+            packed.layout,
+            flight if self.raises else None,
+            packed.aside,
         )
-        flight.add(outcome, num_steps, self.log_interval)
+        if not self.raises:
+            taken = None
+        flight.add(outcome, num_steps, self.log_interval, taken)
         state = evolve(
             state,
             params=moving.params,
@@ -191,6 +212,8 @@ class Dispatcher:
             sown=seen.sown,
             sums=moving.sums,
         )
+        if self.raises:
+            flight.latest = ref(state)
         return state, outcome
 
 

@@ -3,79 +3,30 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fuelflow._types import Array, Grads, Params, PyTree, Scalar, Variables
 from fuelflow._types import Batch as BatchTree
 from fuelflow.devices.ranks import ROWS, WHOLE, OneRank, Ranks
 from fuelflow.model.definition import Definition
-from fuelflow.model.names import named_leaves
 from fuelflow.step.across import combined, own_variables
 from fuelflow.step.batch import Batch, Rows, Stretch, rows_here, spec_of
-from fuelflow.step.clipping import (
-    clip_by_global_norm,
-    clip_by_value,
-    square_sum,
-    sum_in_order,
-)
+from fuelflow.step.clipping import square_sum, sum_in_order
 from fuelflow.step.forward import Forward
 from fuelflow.step.gradients import JOINED, Backward, Flag, Harvest, Own, Part
-from fuelflow.step.optimizer import scale_updates
-from fuelflow.step.outcome import METRIC, SQUARES, WEIGHT
+from fuelflow.step.loss import rows_of_pass, with_probes
+from fuelflow.step.observe import Looks, Observing
+from fuelflow.step.outcome import METRIC, OBSERVED, SQUARES, WEIGHT
 from fuelflow.step.packing import Packed, pack
+from fuelflow.step.parts import Fixed, Held, Moving, Seen, Still
+from fuelflow.step.probed import call_with_probes
 from fuelflow.step.rules import StepRules
-from fuelflow.step.spec import changes_between, leaf_text
 from fuelflow.step.tally import Tally
+from fuelflow.step.update import Update
 from fuelflow.step.weighted import Mean
-
-
-class Moving(NamedTuple):
-    """The part of a state that a step replaces; its buffers are donated."""
-
-    params: Params
-    variables: Variables
-    opt_state: PyTree
-    step: Array
-    num_skipped: Array
-    sums: Tally | None
-
-
-class Fixed(NamedTuple):
-    """The part of a state that a step only reads."""
-
-    lr: Scalar
-    lr_scale: Scalar
-    key: jax.Array
-
-
-class Seen(NamedTuple):
-    """What a step leaves besides: what it created, was asked for, or changed."""
-
-    sown: Variables
-    fetched: PyTree
-    beside: PyTree
-
-
-class Held(NamedTuple):
-    """Gradients of several backward passes, added up, that wait for one step."""
-
-    loss: Scalar
-    grads: Grads
-    variables: Variables
-    sown: Variables
-    num_passes: Array
-
-
-class Still(NamedTuple):
-    """The part of a state that an evaluation reads."""
-
-    params: Params
-    variables: Variables
-    key: jax.Array
 
 
 @dataclass(frozen=True)
@@ -91,6 +42,7 @@ class Engine:
             does not, so there both results are computed and one is selected. On a CPU
             selecting is slower, and changes how multiplications and additions fuse.
         ranks: What a batch's rows are spread over.
+        observing: What is looked at of each parameter, if anything.
     """
 
     rules: StepRules
@@ -99,6 +51,7 @@ class Engine:
     multipliers: Mapping[str, float]
     can_branch: bool
     ranks: Ranks
+    observing: Observing | None = None
 
     def step(
         self, moving: Moving, fixed: Fixed, batch: BatchTree
@@ -127,7 +80,17 @@ class Engine:
         if not self.rules.optimizer.has_own_rate:
             # Below 0 is a rate that was never given.
             is_finite &= jnp.isfinite(rate) & (rate >= 0)
-        after = self._update(moving, found, rate, norm, is_finite)
+        if self.rules.stops_at_bad:
+            # One more than the host has seen: the state stays what that step met.
+            is_finite &= moving.num_skipped == fixed.num_seen
+        update = Update(
+            self.rules,
+            self.trained_names,
+            self.multipliers,
+            self.can_branch,
+            self.observing,
+        )
+        after, looks = update(moving, found, rate, norm, is_finite)
         numbers = {
             "loss": loss,
             "grad_norm": norm,
@@ -138,14 +101,23 @@ class Engine:
             **{METRIC + name: _or_nan(mean) for name, mean in found.metrics.items()},
             SQUARES: jnp.stack(squares),
         }
+        observed, facts = self._observed(
+            moving.step, squares, looks, is_finite, found.metrics
+        )
+        if observed is not None:
+            numbers[OBSERVED] = _or_nan(observed)
         packed = pack(
-            numbers, params=self.trained_names, is_maskable=found.is_maskable.is_set
+            numbers,
+            params=self.trained_names,
+            is_maskable=found.is_maskable.is_set,
+            **facts,
         )
         beside, before = found.beside
         if not self.rules.keeps_bad_updates:
             beside = jax.tree.map(partial(jnp.where, is_finite), beside, before)
         after = self.ranks.keep_whole(after._replace(sums=None))
-        after = after._replace(sums=self._summed(moving.sums, found, is_finite))
+        sums = self._summed(moving.sums, found, is_finite, observed)
+        after = after._replace(sums=sums)
         return after, packed, Seen(found.all_sown(), found.fetched, beside)
 
     def run(
@@ -175,12 +147,12 @@ class Engine:
 
         def body(
             carry: tuple[Moving, Seen], batch: BatchTree
-        ) -> tuple[tuple[Moving, Seen], Array]:
+        ) -> tuple[tuple[Moving, Seen], tuple[Array, Array | None]]:
             moving, packed, seen = step(carry[0], fixed, batch)
-            return (moving, seen), packed.words
+            return (moving, seen), (packed.words, packed.aside)
 
-        (moving, seen), words = jax.lax.scan(body, (moving, nothing), inputs)
-        return moving, Packed(words, packed.layout), seen
+        (moving, seen), (words, aside) = jax.lax.scan(body, (moving, nothing), inputs)
+        return moving, Packed(words, packed.layout, aside), seen
 
     def begin(
         self, moving: Moving, fixed: Fixed, batch: BatchTree
@@ -257,7 +229,7 @@ class Engine:
         harvest = ranks.spread(harvest_here, inputs, JOINED)
         return harvest(moving.params, moving.variables, batch, key)
 
-    def probe(self, moving: Moving, fixed: Fixed, batch: BatchTree) -> Array:
+    def rank_pass(self, moving: Moving, fixed: Fixed, batch: BatchTree) -> Array:
         """A number ``[num_ranks]`` from each rank's pass over its rows alone.
 
         No rank waits for another, unless the model itself makes it, so a clock can tell
@@ -265,7 +237,7 @@ class Engine:
         """
         ranks = self.ranks
 
-        def probe_here(
+        def pass_here(
             params: Params, variables: Variables, batch: BatchTree, key: jax.Array
         ) -> Array:
             batch, key = rows_here(batch, ranks), ranks.own_key(key)
@@ -274,8 +246,8 @@ class Engine:
             return jnp.atleast_1d(part.loss.mean + sum_in_order(squares))
 
         inputs = (WHOLE, WHOLE, spec_of(batch), WHOLE)
-        probe = ranks.spread(probe_here, inputs, ROWS)
-        return probe(moving.params, moving.variables, batch, fixed.key)
+        rank_pass = ranks.spread(pass_here, inputs, ROWS)
+        return rank_pass(moving.params, moving.variables, batch, fixed.key)
 
     def _pass(
         self,
@@ -318,14 +290,21 @@ class Engine:
         ) -> tuple[dict[str, Mean], Flag]:
             key = ranks.own_key(key)
             variables = own_variables(still.variables, ranks)
-            forward = Forward(
-                self.definition, still.params, variables, key, training=False
-            )
             if isinstance(batch, Rows):
                 batch = Batch.held(batch.fields, row_weight)
-            reading = self.rules.eval_loss.read(forward, batch, key, row_weight)
-            means = combined({"loss": reading.loss, **reading.metrics}, ranks)
-            return means, Flag(reading.is_maskable)
+            reader = self.rules.eval_loss
+
+            def read() -> tuple[Mean, dict[str, Mean], Flag]:
+                forward = Forward(
+                    self.definition, still.params, variables, key, training=False
+                )
+                reading = reader.read(forward, batch, key, row_weight)
+                return reading.loss, reading.metrics, Flag(reading.is_maskable)
+
+            rows = rows_of_pass(reader, batch, row_weight)
+            (loss, metrics, is_maskable), probes = call_with_probes(read, rows)
+            means = {"loss": loss, **with_probes(metrics, probes)}
+            return combined(means, ranks), is_maskable
 
         evaluate = ranks.spread(evaluate_here, (WHOLE, ROWS, ROWS, WHOLE), WHOLE)
         means, is_maskable = evaluate(still, batch, row_weight, key)
@@ -336,15 +315,53 @@ class Engine:
                 numbers[WEIGHT + METRIC + name] = mean.weight
         return pack(numbers, is_maskable=is_maskable.is_set)
 
+    def _observed(
+        self,
+        step: Array,
+        squares: list[Scalar],
+        looks: Looks | None,
+        is_finite: Array,
+        metrics: Mapping[str, Mean],
+    ) -> tuple[Mean | None, dict[str, Any]]:
+        """The metrics of single parameters, and what is to be packed with them."""
+        observing = self.observing
+        if observing is None:
+            return None, {}
+        if twice := set(observing.scalar_names) & set(metrics):
+            raise ValueError(
+                f"a metric must not be named `{min(twice)}`, as what the loop observes"
+            )
+        if looks is None:
+            looks = observing.nothing()
+        norms = {
+            name: jnp.sqrt(square).astype(jnp.float32)
+            for name, square in zip(self.trained_names, squares, strict=True)
+        }
+        is_due = observing.is_due(step)
+        is_seen = is_due if self.rules.keeps_bad_updates else is_due & is_finite
+        facts = {
+            "observed": observing.scalar_names,
+            "histograms": observing.histogram_names,
+            "aside": observing.aside(step, looks, is_seen),
+        }
+        if not observing.scalar_names:
+            return None, facts
+        return observing.scalars(norms, looks, is_due), facts
+
     def _summed(
-        self, sums: Tally | None, found: Harvest, is_finite: Array
+        self,
+        sums: Tally | None,
+        found: Harvest,
+        is_finite: Array,
+        observed: Mean | None,
     ) -> Tally | None:
         """The sums with a step's own added; of a step left out its rows alone."""
         if sums is None:
             return None
         means = [found.own.means[name] for name in ("loss", *found.metrics)]
         is_good = None if self.rules.keeps_bad_updates else is_finite
-        return self.ranks.keep_rows(sums.plus(means, found.own.num_rows, is_good))
+        num_rows = found.own.num_rows
+        return self.ranks.keep_rows(sums.plus(means, num_rows, is_good, observed))
 
     def _split(self, params: Params) -> tuple[Params, Params]:
         trained = {name: params[name] for name in self.trained_names}
@@ -361,73 +378,6 @@ class Engine:
             return {"lr": rate}
         own = self.rules.optimizer.own_rate(opt_state)
         return {} if own is None else {"lr": own}
-
-    def _clip(self, grads: Grads, norm: Scalar) -> Grads:
-        if self.rules.max_grad_norm is not None:
-            grads = clip_by_global_norm(grads, norm, self.rules.max_grad_norm)
-        if self.rules.max_grad_value is not None:
-            grads = clip_by_value(grads, self.rules.max_grad_value)
-        return grads
-
-    def _update(
-        self,
-        moving: Moving,
-        found: Harvest,
-        rate: Scalar,
-        norm: Scalar,
-        is_finite: Array,
-    ) -> Moving:
-        """What the optimizer makes of a harvest, or what was there before a bad one."""
-        trained, _ = self._split(moving.params)
-
-        def apply() -> Moving:
-            updates, opt_state = self.rules.optimizer.update(
-                self._clip(found.grads, norm),
-                moving.opt_state,
-                trained,
-                rate,
-                found.loss.mean,
-            )
-            updates = scale_updates(updates, self.multipliers)
-            params = cast(Params, optax.apply_updates(trained, updates))
-            step = moving.step + 1
-            return moving._replace(
-                params=params,
-                variables=found.variables,
-                opt_state=opt_state,
-                step=step,
-            )
-
-        def keep() -> Moving:
-            num_skipped = moving.num_skipped + 1
-            return moving._replace(params=trained, num_skipped=num_skipped)
-
-        _require_same(keep(), jax.eval_shape(apply))
-        if self.rules.keeps_bad_updates:
-            after = apply()
-        elif self.can_branch:
-            after = jax.lax.cond(is_finite, apply, keep)
-        else:
-            after = jax.tree.map(partial(jnp.where, is_finite), apply(), keep())
-        return after._replace(params={**moving.params, **after.params})
-
-
-def _require_same(before: Moving, after: Moving) -> None:
-    """Refuses an optimizer that changes the shape or dtype of what it keeps.
-
-    Raises:
-        TypeError: With the names, old → new.
-    """
-    old, new = (
-        {name: leaf_text(leaf) for name, leaf in named_leaves(moving).items()}
-        for moving in (before._asdict(), after._asdict())
-    )
-    changes = changes_between(old, new)
-    if changes:
-        raise TypeError(
-            "the optimizer must keep the shapes and dtypes of its state, but a step "
-            "would change " + "; ".join(changes)
-        )
 
 
 def _or_nan(mean: Mean) -> Scalar:

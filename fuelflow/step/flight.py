@@ -4,13 +4,24 @@ import logging
 import math
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import jax
 
 from fuelflow._errors import NonFiniteError
+from fuelflow.step.batch import Stretch
 from fuelflow.step.outcome import StepOutcome
+from fuelflow.step.packing import Layout
 
 logger = logging.getLogger("fuelflow")
+
+Taken = tuple[Any, Any]
+"""The engine of a dispatch, and the batch it took, or its stacked batches."""
+
+# What batches may take that are done with, and kept only until the host looks.
+MAX_HELD_BYTES = 64 * 2**20
 
 
 class Flight:
@@ -20,16 +31,36 @@ class Flight:
     steps that one speaks for all before it, so bounding the run-ahead and checking for
     bad steps costs well under a microsecond a step.
 
+    A loop that stops at a bad step changes its state no more after one, until the host
+    has raised it. So the last state of the flight is the one which that step met, and
+    its batch is held here too: those of small size until the host looks, others until
+    they are seen done.
+
     Args:
         step: Completed updates before the first dispatch.
         num_skipped: Skipped steps before the first dispatch.
+        stops: Whether it is of a loop that stops at a bad step.
+
+    Attributes:
+        stops: The same.
+        num_seen: Skipped steps that are no news.
+        is_over: Whether a bad step of it was raised; what comes after is another one.
+        latest: The state after the last dispatch, if anybody has it.
     """
 
-    def __init__(self, step: int, num_skipped: int) -> None:
-        self._step = step
-        self._seen_skipped = num_skipped
+    def __init__(self, step: int, num_skipped: int, *, stops: bool = False) -> None:
+        self.stops = stops
+        self.num_seen = num_skipped
+        self.is_over = False
+        self.latest: Callable[[], Any] | None = None
         self.num_dispatched = 0
+        self._step = step
+        self._error: NonFiniteError | None = None
         self._pending: deque[StepOutcome] = deque()
+        self._taken: deque[Taken | None] = deque()
+        self._layout: Layout | None = None
+        self._num_free = 0  # outcomes in front whose batches were let go
+        self._max_held = 1
         self._due: deque[_DueRecord] = deque()
         # What is due is logged even if nobody looks again.
         weakref.finalize(self, _log_all, self._due)
@@ -47,10 +78,21 @@ class Flight:
         return self._look((max_in_flight + 1) // 2)
 
     def add(
-        self, outcome: StepOutcome, num_steps: int, log_interval: int | None
+        self,
+        outcome: StepOutcome,
+        num_steps: int,
+        log_interval: int | None,
+        taken: Taken | None = None,
     ) -> None:
-        """Takes note of a dispatch of ``num_steps`` steps."""
+        """Takes note of a dispatch of ``num_steps`` steps, and of what it took."""
         self._pending.append(outcome)
+        self._taken.append(taken)
+        if taken is not None:
+            if outcome.layout is not self._layout:
+                self._layout = outcome.layout
+                self._max_held = MAX_HELD_BYTES // max(1, _num_bytes(taken[1]))
+            if len(self._taken) > self._max_held:
+                self._let_go()
         self.num_dispatched += 1
         if log_interval is not None:
             done = self._step // log_interval
@@ -75,25 +117,64 @@ class Flight:
             self.raise_once(error)
 
     def raise_once(self, error: NonFiniteError) -> NoReturn:
-        """Raises an error, and does not count its step as unseen any more."""
-        self._seen_skipped = max(self._seen_skipped, error.num_skipped)
+        """Raises an error; the next step is the first of another flight."""
+        self.is_over = True
+        self._pending.clear()
+        self._taken.clear()
         raise error.with_traceback(None)
 
     def set_step(self, step: int) -> None:
         """Takes note that the step count was set."""
         self._step = step
 
+    def find(self) -> NonFiniteError | None:
+        """The error of the first bad step of all, waited for; None if all were good."""
+        for outcome, taken in zip(self._pending, self._taken, strict=True):
+            if self._error is not None:
+                break
+            found = outcome.first_bad()
+            if found is not None:
+                self._error = self._explained(*found, taken)
+        return self._error
+
+    def _explained(
+        self, error: NonFiniteError, index: int | None, taken: Taken | None
+    ) -> NonFiniteError:
+        """The error with what caused it."""
+        from fuelflow.step.replay import Cause  # which most runs never need
+
+        error.state = None if self.latest is None else self.latest()
+        if taken is not None:
+            error.hold(Cause(*taken, index=index, error=error))
+        return error
+
     def _look(self, count: int) -> NonFiniteError | None:
-        has_new = self._pending[count - 1].last_skipped() > self._seen_skipped
+        is_news = self._pending[count - 1].last_skipped() > self.num_seen
+        if is_news and self.stops:
+            return self.find()
         while count and self._pending:
-            error = (
-                self._pending[0].first_error(self._seen_skipped) if has_new else None
-            )
-            if error is not None:
-                return error
             self._pending.popleft()
+            self._taken.popleft()
             count -= 1
+        self._num_free = 0
+        while self._num_free < len(self._taken) and not self._taken[self._num_free]:
+            self._num_free += 1
         return None
+
+    def _let_go(self) -> None:
+        """Lets go of batches that are done with, if they are large."""
+        while len(self._taken) - self._num_free > self._max_held:
+            oldest = self._pending[self._num_free]
+            # One that is not ready has its batch on the device all the same.
+            if not oldest.is_ready() or oldest.first_bad() is not None:
+                return
+            self._taken[self._num_free] = None
+            self._num_free += 1
+
+
+def _num_bytes(batch: Any) -> int:
+    held = batch.steps() if isinstance(batch, Stretch) else batch
+    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(held))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from fuelflow.step.across import (
 )
 from fuelflow.step.batch import as_seen_by_loss
 from fuelflow.step.forward import Forward
-from fuelflow.step.loss import LossReader
+from fuelflow.step.loss import LossReader, rows_of_pass, with_probes
+from fuelflow.step.probed import grad_with_probes
 from fuelflow.step.weighted import Mean
 
 
@@ -162,8 +163,9 @@ class Backward:
             )
             return share, part
 
-        grads, part = jax.grad(objective, has_aux=True)(trained)
-        return part._replace(grads=grads)
+        rows = rows_of_pass(self.loss, seen, row_weight)
+        grads, part, probes = grad_with_probes(objective, trained, rows)
+        return part._replace(grads=grads, metrics=with_probes(part.metrics, probes))
 
     def by_microbatch(
         self,

@@ -15,6 +15,7 @@ from fuelflow.model.functional import make_functional
 from fuelflow.model.names import path_name, select_names
 from fuelflow.step.engine import Engine
 from fuelflow.step.flight import Flight
+from fuelflow.step.observe import resolve
 from fuelflow.step.optimizer import initial_state, rate_multipliers
 from fuelflow.step.program import CompileLog
 from fuelflow.step.programs import Programs, arrays_of
@@ -66,15 +67,9 @@ class Host:
             definition=functional.definition,
         )
         state = evolve(state, **placement.place(arrays_of(state)))
-        spec = make_spec(state.definition, arrays_of(state))
-        known = self._programs
-        if (
-            known is None
-            or known.placement != placement
-            or not known.spec.matches(spec)
-        ):
-            self._programs = self._make_programs(spec, placement)
-        return evolve(state, flight=Flight(0, 0))
+        self._require_programs(make_spec(state.definition, arrays_of(state)), placement)
+        flight = Flight(0, 0, stops=self.rules.stops_at_bad)
+        return self._marked(evolve(state, flight=flight), placement)
 
     def placement_of(self, arrays: Any) -> Placement:
         """Where a model with such arrays is trained.
@@ -106,9 +101,18 @@ class Host:
         state = evolve(state, opt_state=opt_state, spec=None)
         placement = self.placement_of(state.params)
         state = evolve(state, **placement.place(arrays_of(state)))
-        spec = make_spec(state.definition, arrays_of(state))
-        self._programs = self._make_programs(spec, placement)
+        self._require_programs(make_spec(state.definition, arrays_of(state)), placement)
         return evolve(state, flight=flight)
+
+    def _require_programs(self, spec: StateSpec, placement: Placement) -> None:
+        """Sees to programs for such states, if there are none."""
+        known = self._programs
+        if (
+            known is None
+            or known.placement != placement
+            or not known.spec.matches(spec)
+        ):
+            self._programs = self._make_programs(spec, placement)
 
     def ready(
         self, state: TrainState, *, will_step: bool = False
@@ -136,6 +140,10 @@ class Host:
             return state, programs
         if state.step.is_deleted():
             raise UsedStateError("step")
+        assert state.flight is not None
+        is_unmarked = (state.num_seen is None) is self.rules.stops_at_bad
+        if is_unmarked or state.flight.is_over:
+            state = self._marked(state, programs.placement)
         return state, programs
 
     def _admit(self, state: TrainState) -> tuple[TrainState, Programs]:
@@ -156,8 +164,25 @@ class Host:
             raise StateMismatchError([], [], [_OTHER_MODEL])
         arrays = programs.placement.place(arrays)
         self._programs = programs
-        flight = state.flight or Flight(int(arrays["step"]), int(arrays["num_skipped"]))
-        return evolve(state, **arrays, spec=programs.spec, flight=flight), programs
+        state = evolve(state, **arrays, spec=programs.spec)
+        return self._marked(state, programs.placement), programs
+
+    def _marked(self, state: TrainState, placement: Placement) -> TrainState:
+        """A state with what is known of its steps on their way.
+
+        Raises:
+            NonFiniteError: If it was stepped by a loop that does otherwise with bad
+                steps, and the host now sees that one was bad.
+        """
+        stops = self.rules.stops_at_bad
+        flight = state.flight
+        if flight is not None and flight.stops is not stops:
+            flight.land()
+            flight = None
+        if flight is None or flight.is_over:
+            flight = Flight(int(state.step), int(state.num_skipped), stops=stops)
+        num_seen = placement.put(np.int32(flight.num_seen)) if stops else None
+        return evolve(state, flight=flight, num_seen=num_seen)
 
     def _bind(self, state: TrainState) -> Programs:
         """Programs for the model that a state of some other loop brings along."""
@@ -192,6 +217,7 @@ class Host:
             multipliers,
             can_branch=placement.platform != "gpu",
             ranks=placement.ranks,
+            observing=resolve(self.rules.observe, names, trained),
         )
         return Programs(engine, spec, placement, self.log)
 

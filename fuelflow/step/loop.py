@@ -20,6 +20,7 @@ from fuelflow.step.evaluation import evaluate_batches
 from fuelflow.step.host import Host
 from fuelflow.step.keys import as_key
 from fuelflow.step.loss import resolve_loss
+from fuelflow.step.observe import Observe
 from fuelflow.step.optimizer import Factory, Transformation, resolve_optimizer
 from fuelflow.step.outcome import Evaluation, StepOutcome
 from fuelflow.step.plan import StepPlan, make_plan
@@ -55,14 +56,15 @@ class TrainingLoop:
         trainable: Patterns of the parameters to train; ``"!encoder"`` freezes.
         lr_groups: Pattern to factor on the rate; the patterns must not overlap.
         nonfinite: What a loss, gradient or rate does that is not finite. ``"raise"``
-            leaves the state as it was and raises `NonFiniteError` when the host next
-            looks; ``"skip"`` leaves it as it was and counts; ``"propagate"`` applies
-            it.
+            leaves the state as it was, also by the steps after it that were dispatched
+            meanwhile, and raises `NonFiniteError` when the host next looks; ``"skip"``
+            leaves it as it was and counts; ``"propagate"`` applies it.
         log_interval: Steps, skipped ones included, between records in the ``fuelflow``
             logger, each with step, loss, lr and grad_norm. A record is written when its
             step is done, without waiting for it.
         strict_compile: Whether compiling a program a second time is an error.
         max_in_flight: Dispatches the host may be ahead of the device.
+        observe: Norms, ratios and histograms of single parameters, every so many steps.
         mesh: Devices to train on, such as `mesh` makes: each along its axis ``data`` is
             a rank, with rows of its own of every batch. By default the one device that
             the model is on. Batch sizes are those of all ranks together. The update is
@@ -104,6 +106,7 @@ class TrainingLoop:
     strict_compile: bool = False
     max_in_flight: int = 64
     mesh: Mesh | None = None
+    observe: Observe | None = None
     _host: Host = field(init=False, repr=False, compare=False)
     _dispatcher: Dispatcher = field(init=False, repr=False, compare=False)
 
@@ -128,7 +131,9 @@ class TrainingLoop:
             accumulate_steps=self.accumulate_steps,
             trainable=trainable,
             lr_groups=self.lr_groups,
+            observe=self.observe,
             keeps_bad_updates=self.nonfinite == "propagate",
+            stops_at_bad=self.nonfinite == "raise",
         )
         mesh = None if self.mesh is None else checked_mesh(self.mesh)
         host = Host(rules, CompileLog(is_strict=self.strict_compile), mesh)
@@ -170,6 +175,26 @@ class TrainingLoop:
                 or a pattern of this loop selects nothing.
         """
         return self._host.init(model, as_key(seed))
+
+    def adopt(self, state: TrainState) -> TrainState:
+        """The state of another loop over the same model, to go on with in this one.
+
+        For a loop with other parameters to train, or another optimizer: ``replace``
+        gives the loop, and this its first state. Parameters, variables, key, step and
+        rate are as they were. Of the optimizer's state all is kept that this loop has
+        under the same name and shape: counts, and the moments of parameters that both
+        train. Those of newly trained ones start at zero; as the counts go on, Adam does
+        not correct their bias, and their first updates are about three times as large
+        as usual: lower the rate for a while. Those of newly frozen ones are gone.
+
+        Args:
+            state: The state, usable afterwards only through the one returned.
+
+        Raises:
+            UsedStateError: If a step has taken over the state's buffers.
+            ValueError: If a pattern of this loop selects nothing.
+        """
+        return self._host.adopt(state, keep=True)
 
     def step(
         self, state: TrainState, batch: BatchTree

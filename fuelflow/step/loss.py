@@ -12,6 +12,7 @@ from fuelflow._errors import MissingFieldError
 from fuelflow._types import Array, Batch, LossFunction
 from fuelflow.step.forward import Forward
 from fuelflow.step.weighted import Mean, is_maskable, read_form
+from fuelflow.step.witness import PassRows
 
 
 class LossReading(NamedTuple):
@@ -110,6 +111,28 @@ class Loss:
                 # speaks up if it is the one.
                 self.function(model, _Fields(batch), *positional, **keywords)
             raise
+
+
+def rows_of_pass(loss: LossReader, batch: Batch, row_weight: Array | None) -> PassRows:
+    """The rows that a pass of a loss goes through."""
+    if loss.sees_all_rows:  # it was written line by line, and minds no rows
+        return PassRows(None)
+    return PassRows(jax.tree.leaves(batch)[0].shape[0], row_weight)
+
+
+def with_probes(metrics: dict[str, Mean], probes: dict[str, Mean]) -> dict[str, Mean]:
+    """Metrics that a loss returned, and what was recorded on the way.
+
+    Raises:
+        ValueError: If two have one name.
+    """
+    for name in probes:
+        if name in metrics:
+            raise ValueError(
+                f"a probe must not be named `{name}`, as a metric is that the loss "
+                "returns"
+            )
+    return {**metrics, **probes}
 
 
 def resolve_loss(function: Callable[..., Any], argument: str) -> Loss:

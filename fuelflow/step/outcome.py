@@ -7,6 +7,7 @@ import numpy as np
 
 from fuelflow._errors import NonFiniteError
 from fuelflow._types import Array
+from fuelflow.step.observe import Histogram, read_histograms
 from fuelflow.step.packing import Layout
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 METRIC = "metric "
 WEIGHT = "weight "
 SQUARES = "squares of gradients"
+OBSERVED = "observed"
+_VECTORS = (SQUARES, OBSERVED)
 
 
 class StepOutcome:
@@ -27,13 +30,18 @@ class StepOutcome:
     """
 
     __slots__ = (
-        *("_error", "_flight", "_layout", "_parts", "_uneven", "_values", "_words"),
-        "__weakref__",
+        *("_asides", "_error", "_flight", "_layout", "_parts", "_uneven", "_values"),
+        *("_words", "__weakref__"),
     )
 
     def __init__(
-        self, words: Array | None, layout: Layout, flight: "Flight | None" = None
+        self,
+        words: Array | None,
+        layout: Layout,
+        flight: "Flight | None" = None,
+        aside: Array | None = None,
     ) -> None:
+        self._asides: Sequence[Array] = () if aside is None else (aside,)
         self._words = words
         self._layout = layout
         self._flight = flight
@@ -54,6 +62,7 @@ class StepOutcome:
         """
         whole = cls(None, parts[0]._layout, parts[0]._flight)
         whole._parts = parts
+        whole._asides = [aside for part in parts for aside in part._asides]
         whole._error = error
         whole._uneven = next(
             (
@@ -102,7 +111,27 @@ class StepOutcome:
                 "a loss must return the same metrics for every batch of a run, got "
                 f"{metrics_in(self._layout)} and {metrics_in(self._uneven)}"
             )
-        return {name: self._read(METRIC + name) for name in self.metric_names}
+        own = metrics_in(self._layout)
+        metrics = {name: self._read(METRIC + name) for name in own}
+        if self._layout.observed:
+            columns = _columns(self._read(OBSERVED))
+            metrics |= zip(self._layout.observed, columns, strict=True)
+        return metrics
+
+    @property
+    def histograms(self) -> dict[str, Histogram]:
+        """What `Observe` asks for of each parameter, by name, brought in one transfer.
+
+        Empty if the step was not observed. From a run, each field has one entry for
+        each step that was.
+        """
+        self._read("finite")
+        names = self._layout.histograms
+        if not names:
+            return {}
+        is_many = np.ndim(self.realize()["loss"]) > 0
+        words = [np.atleast_2d(np.asarray(aside)) for aside in self._asides]
+        return read_histograms(np.concatenate(words), names, is_many=is_many)
 
     @property
     def finite(self) -> Any:
@@ -130,10 +159,16 @@ class StepOutcome:
 
     def realize(self) -> dict[str, Any]:
         """Waits for the step; all its numbers by name, never raising for a bad one."""
+        values = self._load()
+        if self._error is None and not _is_all(values["finite"]):
+            found = None if self._flight is None else self._flight.find()
+            self._error = found or self._own_error()
+        return values
+
+    def _load(self) -> dict[str, Any]:
         if self._values is None:
             self._values = self._fetch()
             self._words, self._parts = None, ()
-            self._error = self._error or self.first_error()
         return self._values
 
     def _fetch(self) -> dict[str, Any]:
@@ -141,40 +176,57 @@ class StepOutcome:
             words = np.asarray(self._words)
             layout = self._layout
             return (layout.unpack_one if words.ndim == 1 else layout.unpack_many)(words)
-        parts = [part.realize() for part in self._parts]
+        parts = [part._load() for part in self._parts]
         return {
             name: np.concatenate([np.atleast_1d(part[name]) for part in parts])
             for name in self._layout.names
-            if name != SQUARES and all(name in part for part in parts)
-        } | {SQUARES: np.concatenate([np.atleast_2d(part[SQUARES]) for part in parts])}
+            if name not in _VECTORS and all(name in part for part in parts)
+        } | {
+            name: np.concatenate([np.atleast_2d(part[name]) for part in parts])
+            for name in _VECTORS
+            if name in self._layout.names
+        }
 
     def last_skipped(self) -> int:
         """The count of skipped steps after this one, waiting for it."""
-        count = self.realize()["num_skipped"]
+        count = self._load()["num_skipped"]
         return count if isinstance(count, int) else int(count[-1])
 
     def detached(self) -> "StepOutcome":
         """The same outcome, not tied to a run: reading it never raises."""
-        return StepOutcome(self._words, self._layout)
+        alone = StepOutcome(self._words, self._layout)
+        alone._values, alone._uneven = self._values, self._uneven
+        alone._parts = [part.detached() for part in self._parts]
+        return alone
+
+    def unread(self) -> list[Array]:
+        """What reading it would bring from the devices; nothing if it was read."""
+        if self._words is not None:
+            return [self._words]
+        return [words for part in self._parts for words in part.unread()]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The numbers of each step, waiting for the last."""
-        values = self.realize()
+        values = self._load()
         if np.ndim(values["loss"]) == 0:
             yield values
             return
         for index in range(len(values["loss"])):
             yield {name: value[index] for name, value in values.items()}
 
-    def first_error(self, after: int = -1) -> NonFiniteError | None:
-        """The error of the first bad step past ``after`` skipped ones, if any."""
-        if self._flight is None or _is_all(self.realize()["finite"]):
+    def _own_error(self) -> NonFiniteError | None:
+        found = self.first_bad()
+        return None if found is None else found[0]
+
+    def first_bad(self) -> tuple[NonFiniteError, int | None] | None:
+        """The error of the first step that was not finite, and which of several."""
+        if self._flight is None or _is_all(self._load()["finite"]):
             return None
-        for row in self.rows():
-            if not row["finite"] and row["num_skipped"] > after:
+        for index, row in enumerate(self.rows()):
+            if not row["finite"]:
                 bad = np.flatnonzero(~np.isfinite(row[SQUARES]))
-                names = [self._layout.params[index] for index in bad]
-                return NonFiniteError(
+                names = [self._layout.params[number] for number in bad]
+                error = NonFiniteError(
                     int(row["global_step"]),
                     float(row["loss"]),
                     float(row["grad_norm"]),
@@ -183,6 +235,7 @@ class StepOutcome:
                     num_names=len(names),
                     num_skipped=self.last_skipped(),
                 )
+                return error, None if np.ndim(self._load()["loss"]) == 0 else index
         return None
 
     def _read(self, name: str) -> Any:
@@ -200,7 +253,9 @@ class StepOutcome:
     @property
     def metric_names(self) -> list[str]:
         """The names of the metrics; none if the steps of a run differ in them."""
-        return [] if self._uneven is not None else metrics_in(self._layout)
+        if self._uneven is not None:
+            return []
+        return [*metrics_in(self._layout), *self._layout.observed]
 
     def __str__(self) -> str:
         self._read("finite")
@@ -210,7 +265,8 @@ class StepOutcome:
         values = self.realize()
         names = ["global_step", "loss", "grad_norm"]
         names += ["lr"] * ("lr" in self._layout.names)
-        names += [METRIC + name for name in self.metric_names]
+        if self._uneven is None:
+            names += [METRIC + name for name in metrics_in(self._layout)]
         parts = [
             f"{name.removeprefix(METRIC)}={_shown(values[name])}" for name in names
         ]
@@ -273,6 +329,11 @@ class Evaluation(Mapping[str, float]):
     def __repr__(self) -> str:
         means = ", ".join(f"{name}={value:.6g}" for name, value in self.items())
         return f"Evaluation({means}, weight={self.weight:g})"
+
+
+def _columns(values: Any) -> Sequence[Any]:
+    """The numbers of one step, or the columns of those of many."""
+    return values if isinstance(values, tuple) else values.T
 
 
 def _is_ready(array: Array) -> bool:

@@ -22,12 +22,16 @@ class Layout:
     Attributes:
         fields: Name, NumPy dtype and shape of each, scalars first.
         params: The parameters that a field with one number each speaks of.
+        observed: The metrics that the vector ``observed`` has, in order.
+        histograms: The histograms that wait aside, in order.
         is_maskable: Whether all the numbers can leave out single rows.
     """
 
     fields: tuple[tuple[str, str, tuple[int, ...]], ...]
     params: tuple[str, ...] = ()
     is_maskable: bool = False
+    observed: tuple[str, ...] = ()
+    histograms: tuple[str, ...] = ()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -79,20 +83,24 @@ _CODES = {"<f4": "f", "<f8": "d", "<i4": "i"}
 class Packed:
     """Packed numbers, uint32 ``[num_words]``, with their layout.
 
-    A plain class, since JAX makes one for each step.
+    Besides there may be words ``aside``, that are read apart. A plain class, since JAX
+    makes one for each step.
     """
 
-    __slots__ = ("layout", "words")
+    __slots__ = ("aside", "layout", "words")
 
-    def __init__(self, words: Array, layout: Layout) -> None:
+    def __init__(
+        self, words: Array, layout: Layout, aside: Array | None = None
+    ) -> None:
         self.words = words
         self.layout = layout
+        self.aside = aside
 
 
 jax.tree_util.register_pytree_node(
     Packed,
-    lambda packed: ((packed.words,), packed.layout),
-    lambda layout, children: Packed(children[0], layout),
+    lambda packed: ((packed.words, packed.aside), packed.layout),
+    lambda layout, children: Packed(children[0], layout, children[1]),
 )
 
 
@@ -101,6 +109,9 @@ def pack(
     *,
     params: tuple[str, ...] = (),
     is_maskable: bool = False,
+    observed: tuple[str, ...] = (),
+    histograms: tuple[str, ...] = (),
+    aside: Array | None = None,
 ) -> Packed:
     """Numbers packed without loss.
 
@@ -109,6 +120,9 @@ def pack(
             bools.
         params: Kept in the layout.
         is_maskable: Kept in the layout.
+        observed: Kept in the layout.
+        histograms: Kept in the layout.
+        aside: What is to be read apart.
 
     Example:
         >>> packed = pack({"loss": jnp.float32(0.5), "step": jnp.int32(7)})
@@ -124,7 +138,8 @@ def pack(
         (name, number.dtype.newbyteorder("<").str, number.shape)
         for name, number in wide.items()
     )
-    return Packed(jnp.concatenate(words), Layout(fields, params, is_maskable))
+    layout = Layout(fields, params, is_maskable, observed, histograms)
+    return Packed(jnp.concatenate(words), layout, aside)
 
 
 def _widened(number: Array) -> Array:

@@ -84,8 +84,8 @@ class Programs:
         self._summing = make_steps(", with sums")
         self.grads = program("grads", engine.grads, check_batch=check_parts)
         # Whoever calls it looks at each rank's result as it comes.
-        self.probe = program(
-            "pass of each rank", engine.probe, check_batch=_accept, settled=None
+        self.rank_pass = program(
+            "pass of each rank", engine.rank_pass, check_batch=_accept, settled=None
         )
         self.evaluate = program("evaluate", engine.evaluate, check_batch=check)
         self._num_columns = NUM_COLUMNS
@@ -206,7 +206,7 @@ def moving_part(state: TrainState) -> Moving:
 
 def fixed_part(state: TrainState) -> Fixed:
     """The part of a state that a step reads."""
-    return Fixed(state.lr, state.lr_scale, state.key)
+    return Fixed(state.lr, state.lr_scale, state.key, state.num_seen)
 
 
 def still_part(state: TrainState) -> Still:
@@ -217,5 +217,5 @@ def still_part(state: TrainState) -> Still:
 def arrays_of(state: TrainState) -> Mapping[str, PyTree]:
     """A state's arrays by field, without what the last step left to look at."""
     arrays = {**moving_part(state)._asdict(), **fixed_part(state)._asdict()}
-    del arrays["sums"]
+    del arrays["sums"], arrays["num_seen"]
     return arrays

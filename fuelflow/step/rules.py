@@ -7,6 +7,7 @@ from typing import Any
 from fuelflow._types import Schedule
 from fuelflow.step.checks import checked_count, checked_positive
 from fuelflow.step.loss import LossReader
+from fuelflow.step.observe import Observe
 from fuelflow.step.optimizer import Optimizer
 
 
@@ -24,7 +25,10 @@ class StepRules:
         accumulate_steps: Microbatches per batch.
         trainable: Patterns of the parameters to train.
         lr_groups: Pattern to factor on the rate.
+        observe: What is looked at of each parameter, or None.
         keeps_bad_updates: Whether an update that is not finite is applied all the same.
+        stops_at_bad: Whether after one that is not finite no other is applied either,
+            until the host has seen it.
 
     Raises:
         TypeError: If a limit is no number, or a count no integer.
@@ -41,7 +45,9 @@ class StepRules:
     accumulate_steps: int
     trainable: str | tuple[str, ...]
     lr_groups: Mapping[str, float] | None
+    observe: Observe | None
     keeps_bad_updates: bool
+    stops_at_bad: bool
 
     def __post_init__(self) -> None:
         if self.schedule is not None:
@@ -53,6 +59,11 @@ class StepRules:
                 object.__setattr__(self, name, checked_positive(name, limit))
         if self.lr_groups is not None:
             object.__setattr__(self, "lr_groups", _copied(self.lr_groups))
+        if self.observe is not None and not isinstance(self.observe, Observe):
+            raise TypeError(
+                '`observe` must be an ff.Observe, such as ff.Observe(grad_norm="*"), '
+                f"got a {type(self.observe).__name__}"
+            )
         checked_count("accumulate_steps", self.accumulate_steps, least=1)
 
     @property

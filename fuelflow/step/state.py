@@ -53,14 +53,16 @@ class TrainState:
     sums: "Tally | None"
     definition: Definition
     # Of this process only, lost when the tree is rebuilt: the mark of a loop that has
-    # seen the arrays to be as its programs expect, and the steps on their way.
+    # seen the arrays to be as its programs expect, the steps on their way, and for a
+    # loop that stops at a bad step how many the host has seen, int32 ``[]``.
     spec: "StateSpec | None" = field(
         default=None, init=False, repr=False, compare=False
     )
     flight: "Flight | None" = field(default=None, init=False, repr=False, compare=False)
+    num_seen: Array | None = field(default=None, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "spec": None, "flight": None}
+        return {**vars(self), "spec": None, "flight": None, "num_seen": None}
 
     def __repr__(self) -> str:
         size = sum(param.size for param in self.params.values())
@@ -95,5 +97,5 @@ def evolve(state: TrainState, **changes: Any) -> TrainState:
     microsecond.
     """
     evolved = object.__new__(TrainState)
-    vars(evolved).update(vars(state), **changes)
+    object.__setattr__(evolved, "__dict__", vars(state) | changes)
     return evolved

@@ -82,7 +82,11 @@ class Tally(NamedTuple):
         return np.rint(table[:, 0, 0] - table[:, 2, 0]).astype(np.int64)
 
     def plus(
-        self, means: Sequence[Mean], num_rows: Array, is_good: Array | None = None
+        self,
+        means: Sequence[Mean],
+        num_rows: Array,
+        is_good: Array | None = None,
+        observed: Mean | None = None,
     ) -> "Tally":
         """The tally with one step added, inside a trace.
 
@@ -90,6 +94,8 @@ class Tally(NamedTuple):
             means: Of the loss and each metric, each ``[num_ranks]``.
             num_rows: Rows that counted, int32 ``[num_ranks]``.
             is_good: Whether the means are added too, bool ``[]``; None if so.
+            observed: Further means ``[num_observed]``, of which each rank gets a share
+                by its rows.
 
         Raises:
             NarrowTallyError: If there are more means than columns.
@@ -98,11 +104,17 @@ class Tally(NamedTuple):
             D. E. Knuth, The Art of Computer Programming, volume 2, section 4.2.2,
             theorem B: the error of a sum of two floats.
         """
-        num_unused = self.table.shape[-1] - 1 - len(means)
+        num_means = len(means) + (0 if observed is None else observed.mean.shape[0])
+        num_unused = self.table.shape[-1] - 1 - num_means
         if num_unused < 0:
-            raise NarrowTallyError(len(means))
+            raise NarrowTallyError(num_means)
         values = jnp.stack([mean.mean * mean.weight for mean in means], axis=-1)
         weights = jnp.stack([mean.weight for mean in means], axis=-1)
+        if observed is not None:
+            share = (num_rows / jnp.maximum(jnp.sum(num_rows), 1))[:, None]
+            weight = share * observed.weight
+            values = jnp.concatenate([values, weight * observed.mean], axis=-1)
+            weights = jnp.concatenate([weights, weight], axis=-1)
         new = jnp.stack([values, weights], axis=1).astype(self.table.dtype)
         if is_good is not None:
             new = jnp.where(is_good, new, 0)

@@ -73,11 +73,11 @@ def read_form(
     value = form.value if isinstance(form, Weighted) else form
     value = _read_value(value, what, is_loss=is_loss)
     if isinstance(form, Weighted):
-        weight = _broadcast_weight(form.weight, value, what)
+        weight = broadcast_weight(form.weight, value, what)
         if row_weight is not None and is_maskable(form, num_rows):
             shape = (num_rows,) + (1,) * (value.ndim - 1)
             weight = weight * row_weight.reshape(shape)
-        return _weighted_mean(value, weight)
+        return weighted_mean(value, weight)
     if value.ndim == 0:
         rows = jnp.float32(num_rows) if row_weight is None else jnp.sum(row_weight)
         return Mean(value, rows)
@@ -87,7 +87,7 @@ def read_form(
             f"or ff.Weighted(value, weight), got {value.dtype}{list(value.shape)}"
         )
     if row_weight is not None:
-        return _weighted_mean(value, row_weight)
+        return weighted_mean(value, row_weight)
     # A constant divisor keeps the bits of `jnp.mean` and of its gradient.
     return Mean(jnp.sum(value) / num_rows, jnp.float32(num_rows))
 
@@ -113,7 +113,13 @@ def _read_value(value: Any, what: str, *, is_loss: bool) -> Array:
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
-def _broadcast_weight(weight: Any, value: Array, what: str) -> Array:
+def broadcast_weight(weight: Any, value: Array, what: str) -> Array:
+    """A weight as large as its value.
+
+    Raises:
+        TypeError: If it is no array of real numbers.
+        ValueError: If it does not broadcast to the value.
+    """
     array = _read_value(weight, f"the weight of {what}", is_loss=False)
     try:
         return jnp.broadcast_to(array, value.shape)
@@ -124,7 +130,8 @@ def _broadcast_weight(weight: Any, value: Array, what: str) -> Array:
         ) from error
 
 
-def _weighted_mean(value: Array, weight: Array) -> Mean:
+def weighted_mean(value: Array, weight: Array) -> Mean:
+    """``sum(value * weight) / sum(weight)`` of arrays of one shape, and that weight."""
     weight = jax.lax.stop_gradient(weight)
     total = jnp.sum(jnp.where(weight == 0, 0, value) * weight)
     sum_weight = jnp.sum(weight)

@@ -42,8 +42,8 @@ def test_a_rank_that_takes_long_is_named_with_how_long():
     assert ("rank", SLOW_RANK) in kinds
 
 
-def test_without_the_probe_no_pass_is_timed_and_nothing_more_compiled():
-    history = train(loss_with_a_slow_rank, probe_ranks=False)
+def test_with_ranks_not_timed_no_pass_is_timed_and_nothing_more_compiled():
+    history = train(loss_with_a_slow_rank, time_ranks=False)
 
     assert set(history[-1].per_rank_pass_ms) == {0.0}
 

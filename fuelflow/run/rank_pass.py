@@ -15,11 +15,11 @@ _NUM_KEPT = 3
 _POLL_SECS = 1e-4
 
 
-class Probe:
+class RankPass:
     """Times a pass of every rank of this process over its own rows, without the others.
 
     In a step the ranks wait for each other, so to the host all take as long as the
-    slowest. A probe is forward and backward of one batch, thrown away, before an
+    slowest. It is forward and backward of one batch, thrown away, before an
     epoch begins; of the last few the shortest counts, since other work on the machine
     makes a pass longer and nothing makes it shorter.
 
@@ -53,10 +53,11 @@ class Probe:
             fixed_part(state),
             batch,
         )
-        programs.probe.executable(batch, *arguments)  # compiled before the clock starts
+        # Compiled before the clock starts.
+        programs.rank_pass.executable(batch, *arguments)
         jax.block_until_ready(arguments)
         start = time.perf_counter()
-        made = programs.probe(batch, *arguments)
+        made = programs.rank_pass(batch, *arguments)
         waiting = {part.device: part.data for part in made.addressable_shards}
         secs = np.zeros(len(self._devices))
         while waiting:
