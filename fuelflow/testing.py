@@ -168,6 +168,10 @@ class _Stopping:
         self.trainer: Trainer | None = None
         self.num_steps = 0
 
+    @property
+    def best(self) -> str | None:
+        return self._checkpointer.best
+
     def prepare(self) -> None:
         self._checkpointer.prepare()
 
@@ -226,6 +230,9 @@ class _Recorded:
 
     def position(self) -> Any:
         return self._source.position()
+
+    def leave(self, batches: Timed, mark: Any) -> None:
+        self._source.leave(batches, mark)
 
     def restore(self, position: Any) -> None:
         self._source.restore(position)

@@ -1,23 +1,23 @@
 """Work in a thread of its own, one piece at a time, whose errors are kept."""
 
-import atexit
+import concurrent.futures.thread as executors
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any, Protocol
 
 
 class Background:
     """Does one piece of work at a time in a thread.
 
-    A program that ends waits for what is under way, and shows its error. It may come to
-    nothing, as from then on Python lets work start no threads of its own.
+    A program that ends waits for what is under way, and shows its error.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        _unfinished.add(self)
+        _saves.add(self)
 
     @property
     def is_busy(self) -> bool:
@@ -51,15 +51,36 @@ class Background:
         return error
 
 
-_unfinished: "weakref.WeakSet[Background]" = weakref.WeakSet()
+class Unfinished(Protocol):
+    """What a program that ends waits for."""
+
+    def wait(self) -> None:
+        """Waits for its end."""
+        ...
+
+
+def finish_before_end(run: Unfinished) -> None:
+    """Has a program that ends wait for a run first, which may save until then."""
+    _runs.add(run)
+
+
+_runs: "weakref.WeakSet[Unfinished]" = weakref.WeakSet()
+_saves: "weakref.WeakSet[Background]" = weakref.WeakSet()
 
 
 def _finish() -> None:
-    for background in list(_unfinished):
+    for run in list(_runs):
+        run.wait()
+    for background in list(_saves):
         background.wait()
         error = background.taken_error()
         if error is not None:
             raise error
 
 
-atexit.register(_finish)
+# Before executors, which work in the background may use, take no more from anybody:
+# they say so when Python begins to end, long before `atexit`, and the last one to be
+# registered there is called first. https://github.com/python/cpython/issues/113964
+assert executors
+_threading: Any = threading
+_threading._register_atexit(_finish)

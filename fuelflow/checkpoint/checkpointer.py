@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from types import TracebackType
@@ -34,6 +33,11 @@ logger = logging.getLogger("fuelflow")
 
 class SavesRuns(Protocol):
     """What a run asks of whoever keeps it: a `Checkpointer`, or nobody."""
+
+    @property
+    def best(self) -> str | None:
+        """The metric by which checkpoints stay besides, if there is one."""
+        ...
 
     def prepare(self) -> None:
         """Gets ready, before the first step; raises if nothing could be written."""
@@ -74,8 +78,8 @@ class Checkpointer:
     `save` keeps the arrays as they are at that moment and returns: a step may take the
     state over at once. They are written by a thread of its own. A second save waits for
     the first. A write that is killed is never seen as a checkpoint. What went wrong in
-    the background is raised by the next call, as a `SaveError`. A program must not end
-    while a save is under way: call `wait`, or save inside of a ``with`` statement.
+    the background is raised by the next call, as a `SaveError`. A program that ends
+    waits for the save under way; one that is killed loses that alone.
 
     Several processes each make the same calls in the same order, with a directory that
     all of them see. The first one writes.
@@ -142,6 +146,11 @@ class Checkpointer:
         return self._directory.path
 
     @property
+    def best(self) -> str | None:
+        """The metric by which checkpoints stay besides; None if there is none."""
+        return self._retention.best
+
+    @property
     def is_saving(self) -> bool:
         """Whether a save is under way."""
         return self._background.is_busy
@@ -155,7 +164,7 @@ class Checkpointer:
     def prepare(self) -> None:
         """Makes the directory, and removes what a killed process left half-written.
 
-        `save` does it if it was not done before.
+        `save` does it if it was not done before, and after a save that failed.
 
         Raises:
             SaveError: If the directory cannot be made or written to.
@@ -252,6 +261,7 @@ class Checkpointer:
                 self._writer.prepare()
                 work()
             except Exception as error:
+                self._writer.begin_anew()
                 raise self._save_error(error) from error
 
         if is_first():
@@ -262,11 +272,6 @@ class Checkpointer:
         with contextlib.suppress(OSError):
             good = next(iter(reversed(self._directory.entries())), None)
         fault = f"{type(error).__name__}: {error}"
-        if not threading.main_thread().is_alive():
-            fault += (
-                ", as the program ended meanwhile: end it with `checkpointer.wait()`, "
-                "or save inside of `with checkpointer:`"
-            )
         return SaveError(str(self.directory), fault, str(good.path) if good else None)
 
     def _raise_error(self) -> None:

@@ -10,6 +10,8 @@ from fuelflow.step.state import TrainState
 class NoCheckpointer:
     """Is never due and keeps nothing: what a run without a `Checkpointer` has."""
 
+    best = None
+
     def prepare(self) -> None:
         """Nothing."""
 

@@ -14,9 +14,14 @@ def as_path(path: str | os.PathLike[str]) -> AnyPath:
     """The path, absolute if it is one of this machine.
 
     Raises:
-        TypeError: If it is no path.
+        TypeError: If it is no path, or one of bytes.
+        ValueError: If it is empty.
     """
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+        raise TypeError(f"`directory` must be a str or a Path, got {path!r}")
     text = os.fspath(path)
+    if not text:
+        raise ValueError('`directory` must name a directory, got "": "." is this one')
     if "://" in text:
         from etils import epath  # brought by orbax
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from fuelflow.metrics.epoch import EpochMetrics
 from fuelflow.metrics.history import History
 from fuelflow.metrics.plain import from_plain, require_names, to_plain
 
-_NAMES = ("epoch", "position", "history", "metrics", "clocks")
+_NAMES = ("epoch", "position", "history", "metrics", "clocks", "unevaluated")
 _BYTES = "bytes, as base64"
 
 
@@ -27,6 +28,8 @@ class RunRecord:
         metrics: By name, what the parameters were measured to be worth; empty inside of
             an epoch. `Checkpointer` looks here for the best.
         clocks: Seconds, or whatever else the run adds up, by name.
+        unevaluated: The metrics of the next epoch, if all its steps are taken and its
+            evaluation is not done.
     """
 
     epoch: int = 0
@@ -34,6 +37,7 @@ class RunRecord:
     history: History = field(default_factory=History)
     metrics: Mapping[str, float] = field(default_factory=dict)
     clocks: Mapping[str, float] = field(default_factory=dict)
+    unevaluated: EpochMetrics | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, in types that any JSON has.
@@ -47,6 +51,7 @@ class RunRecord:
             "history": self.history.to_dict(),
             "metrics": to_plain(self.metrics),
             "clocks": to_plain(self.clocks),
+            "unevaluated": self.unevaluated and self.unevaluated.to_dict(),
         }
 
     @classmethod
@@ -57,13 +62,17 @@ class RunRecord:
             TypeError: If it is no mapping.
             ValueError: If names are missing or unknown.
         """
+        if isinstance(values, Mapping):  # those of earlier versions have no such
+            values = {"unevaluated": None, **values}
         require_names(cls.__name__, values, _NAMES)
+        unevaluated = values["unevaluated"]
         return cls(
             epoch=values["epoch"],
             position=_decoded(values["position"]),
             history=History.from_dict(values["history"]),
             metrics=from_plain("metrics", values["metrics"]),
             clocks=from_plain("clocks", values["clocks"]),
+            unevaluated=unevaluated and EpochMetrics.from_dict(unevaluated),
         )
 
 

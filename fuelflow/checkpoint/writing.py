@@ -37,8 +37,8 @@ class Writer:
     def prepare(self) -> None:
         """Makes the directory and clears it, once.
 
-        Not again later: a directory that has vanished meanwhile is trouble that the run
-        should hear of.
+        Not again by itself: a directory that has vanished meanwhile is trouble that the
+        run should hear of.
 
         Raises:
             OSError: If it cannot be made or written to.
@@ -46,6 +46,11 @@ class Writer:
         if not self._is_prepared:
             self._directory.create()
             self._is_prepared = True
+
+    def begin_anew(self) -> None:
+        """Has the directory made again, and looked at again, after trouble with it."""
+        self._is_prepared = False
+        self._saves.clear()
 
     def write(self, snapshot: Snapshot, run: Mapping[str, Any], reason: str) -> None:
         """Writes one checkpoint, and removes those that need not stay.

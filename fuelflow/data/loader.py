@@ -297,6 +297,11 @@ class DataLoader:
         """
         progress = read_state(state)
         require_same(state, self._identity(progress.epoch))
+        if self._num_samples is not None and progress.rows > self._num_samples:
+            raise ValueError(
+                f"`state['rows']` must be at most the {self._num_samples} of an epoch, "
+                f"got {progress.rows}"
+            )
         self._restored = progress
         self._progress = progress
         self._next_epoch = progress.epoch + progress.is_done

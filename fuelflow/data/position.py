@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fuelflow._errors import PositionError
+from fuelflow.step.checks import checked_count
 
 
 @dataclass
@@ -55,7 +56,7 @@ def read_state(state: Mapping[str, Any]) -> Progress:
     """The progress that a position tells of.
 
     Raises:
-        TypeError: If it is no mapping.
+        TypeError: If it is no mapping, or holds values of another kind.
         ValueError: If it is not one that `DataLoader.state` made.
     """
     if not isinstance(state, Mapping):
@@ -70,7 +71,12 @@ def read_state(state: Mapping[str, Any]) -> Progress:
             "`state` must be what `DataLoader.state` returned, but it lacks "
             + ", ".join(f"`{name}`" for name in missing)
         )
-    return Progress(**{name: state[name] for name in Progress.__annotations__})
+    progress = Progress(**{name: state[name] for name in Progress.__annotations__})
+    checked_count("state['epoch']", progress.epoch, least=0)
+    checked_count("state['rows']", progress.rows, least=0)
+    if not isinstance(progress.is_done, bool):
+        raise TypeError(f"`state['is_done']` must be a bool, got {progress.is_done!r}")
+    return progress
 
 
 def require_same(state: Mapping[str, Any], identity: Identity) -> None:

@@ -131,15 +131,17 @@ def run(launch: Launch, environments: Sequence[Mapping[str, str]]) -> int:
 
     The first that fails ends the others: they are sent SIGTERM, and after a while
     SIGKILL, with all that they have started. SIGINT (Ctrl-C), SIGTERM and SIGHUP are
-    passed on, and a second one kills. If this process is killed, they are too.
+    passed on, and a second one kills: processes that end well all the same, as after a
+    save, make that a good end. If this process is killed, they are too.
 
     Args:
         launch: What to start.
         environments: What `Launch.environments` made for each process.
 
     Returns:
-        The exit status: 0, or that of the process that failed first; for a signal, to
-        it or to the launcher, 128 and its number.
+        The exit status: 0 if all ended well; or that of the process that failed first,
+        for a signal to it 128 and its number; or if they did not end well when the
+        launcher was asked to end, 128 and the number of that signal.
     """
     marks = prefixes(launch.num_processes, coloured=_is_coloured())
     events: _Events = queue.SimpleQueue()
@@ -170,6 +172,7 @@ def run(launch: Launch, environments: Sequence[Mapping[str, str]]) -> int:
 def _wait(children: Sequence[Child], events: _Events) -> tuple[int, str | None]:
     """The exit status once all have ended, and why they did not end by themselves."""
     num_running, status, verdict, deadline = len(children), 0, None, None
+    is_asked, have_failed = False, False
 
     def end(number: signal.Signals, grace_secs: float) -> float:
         for child in children:
@@ -185,12 +188,13 @@ def _wait(children: Sequence[Child], events: _Events) -> tuple[int, str | None]:
         match event:
             case Ended():
                 num_running -= 1
+                have_failed = have_failed or event.status != 0
                 if event.status and verdict is None:
                     status = event.status
                     verdict = event.described + _others(num_running)
                     deadline = end(signal.SIGTERM, FAILED_GRACE_SECS)
             case _Asked() if verdict is None:
-                status = 128 + event.signal
+                is_asked, status = True, 128 + event.signal
                 verdict = f"ended by {event.signal.name}"
                 deadline = end(event.signal, ASKED_GRACE_SECS)
             case _Asked():
@@ -199,6 +203,8 @@ def _wait(children: Sequence[Child], events: _Events) -> tuple[int, str | None]:
                 status = 128 + signal.SIGPIPE
                 verdict = "ended, as nobody reads the output any more"
                 deadline = end(signal.SIGTERM, FAILED_GRACE_SECS)
+    if is_asked and not have_failed:
+        return 0, f"{verdict}, which all took well"
     return status, verdict
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from fuelflow.metrics.bottleneck import (
@@ -91,7 +92,9 @@ class EpochMetrics:
             no step ran.
 
     Raises:
-        ValueError: If there is no rank, or fields differ in how many ranks they have.
+        TypeError: If a field holds something else than the numbers it is for.
+        ValueError: If a count or time is negative, there is no rank, or fields differ
+            in how many ranks they have.
     """
 
     epoch: int
@@ -121,6 +124,8 @@ class EpochMetrics:
     def __post_init__(self) -> None:
         for each in fields(self):
             object.__setattr__(self, each.name, _kept(getattr(self, each.name)))
+        for name in _FIELDS:
+            _check(name, getattr(self, name))
         lengths = {name: len(getattr(self, name)) for name in _PER_RANK}
         if len(set(lengths.values())) > 1 or 0 in lengths.values():
             listed = ", ".join(f"`{name}` {num}" for name, num in lengths.items())
@@ -227,7 +232,58 @@ class EpochMetrics:
         return epoch_html(self)
 
 
+def _check(name: str, value: Any) -> None:
+    """Refuses what a field is not for, by name.
+
+    Raises:
+        TypeError: If it is of another kind.
+        ValueError: If it is negative, and a count, an index or a time.
+    """
+    if name in _BY_NAME:
+        if not isinstance(value, Mapping):
+            raise _wrong_kind(name, "map names to numbers", value)
+        for key, part in value.items():
+            if not isinstance(key, str):
+                raise _wrong_kind(name, "map names to numbers", key)
+            _check_number(f"{name}[{key!r}]", part)
+    elif name in _PER_RANK:
+        if not isinstance(value, tuple):
+            raise _wrong_kind(name, "have an entry for each rank", value)
+        for rank, part in enumerate(value):
+            if name == "per_rank":
+                _check("scalars", part)
+            elif part is not None or name != "per_rank_loss":
+                _check_entry(f"{name}[{rank}]", name, part)
+    elif value is not None or name != "lr":
+        _check_entry(name, name, value)
+
+
+def _check_entry(label: str, name: str, value: Any) -> None:
+    is_count = name in _COUNTS
+    _check_number(label, value, kind=Integral if is_count else Real)
+    if (is_count or name.endswith(_AT_LEAST_0)) and value < 0:
+        raise ValueError(f"`{label}` must be at least 0, got {value}")
+
+
+def _check_number(label: str, value: Any, kind: type = Real) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind):
+        rule = "be an integer" if kind is Integral else "be a number"
+        raise _wrong_kind(label, rule, value)
+
+
+def _wrong_kind(label: str, rule: str, value: Any) -> TypeError:
+    return TypeError(
+        f"`{label}` must {rule}, got {value!r} of type {type(value).__name__}"
+    )
+
+
 _FIELDS = tuple(each.name for each in fields(EpochMetrics))
+_BY_NAME = ("scalars", "evaluation")
+_COUNTS = (
+    *("epoch", "num_steps", "num_skipped", "global_step", "per_rank_samples"),
+    *("device_indices", "process_indices"),
+)
+_AT_LEAST_0 = ("_ms", "_throughput", "_share")
 _PER_RANK = (
     *(name for name in _FIELDS if name.startswith("per_rank")),
     *("device_indices", "process_indices"),
@@ -244,6 +300,6 @@ def _kept(value: T) -> T | Mapping[str, Any] | tuple[Any, ...]:
     """A value of its own: what the caller does with theirs later changes no metrics."""
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(_kept(part) for part in value)
     return value

@@ -98,14 +98,14 @@ def _own_times(devices: Sequence[Any], clocks: Clocks) -> np.ndarray:
     return np.maximum(table, 0.0) * 1e3
 
 
-def _over_processes(table: np.ndarray) -> np.ndarray:
+def _over_processes(table: np.ndarray, reduce: Any = np.sum) -> np.ndarray:
     """The table with the rows that each process has of it."""
     if jax.process_count() == 1:
         return table
     from jax.experimental import multihost_utils
 
     gathered = np.asarray(multihost_utils.process_allgather(table), np.float64)
-    return gathered.sum(axis=0)
+    return reduce(gathered.reshape(-1, *table.shape), axis=0)
 
 
 def _sums(totals: Totals, rank: int) -> Mapping[str, tuple[float, float]]:
@@ -113,6 +113,11 @@ def _sums(totals: Totals, rank: int) -> Mapping[str, tuple[float, float]]:
         name: (float(sums[rank]), float(totals.weights[name][rank]))
         for name, sums in totals.sums.items()
     }
+
+
+def longest(secs: float) -> float:
+    """The longest of some seconds that each process has, asked for by all of them."""
+    return float(_over_processes(np.array([secs]), np.max)[0])
 
 
 class Stopwatch:

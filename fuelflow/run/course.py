@@ -1,8 +1,8 @@
 """The course of a run: epoch after epoch, from wherever it is."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
@@ -12,40 +12,25 @@ from fuelflow.checkpoint.record import RunRecord
 from fuelflow.devices.agreement import require_agreement
 from fuelflow.metrics.epoch import EpochMetrics
 from fuelflow.metrics.history import History
-from fuelflow.run.account import Clocks, make_metrics
+from fuelflow.run.account import Clocks, longest, make_metrics
 from fuelflow.run.callbacks import Callbacks
+from fuelflow.run.evaluating import StoppedError, evaluate
 from fuelflow.run.fingerprint import facts_of
 from fuelflow.run.observer import Observer
 from fuelflow.run.opening import Opening
-from fuelflow.run.probe import Probe
-from fuelflow.run.source import Source, Timed
+from fuelflow.run.progress import Progress, means_of, require_best, require_same
+from fuelflow.run.rank_pass import RankPass
+from fuelflow.run.source import Abandoned, Source, Timed
 from fuelflow.run.stopping import StopSign
 from fuelflow.run.tempo import Tempo
 from fuelflow.run.watchdog import watched
+from fuelflow.run.watching import Dispatched, Watch
+from fuelflow.step.dispatch import Sent
 from fuelflow.step.loop import TrainingLoop
 from fuelflow.step.outcome import StepOutcome
 from fuelflow.step.programs import Programs
 from fuelflow.step.state import TrainState, evolve
 from fuelflow.step.tally import totals_of
-
-
-@dataclass
-class Progress:
-    """What an epoch has had so far, also before an interruption.
-
-    Attributes:
-        num_steps: Steps.
-        num_skipped: Skipped steps of the whole run before it.
-        secs: How long they took, compiling apart.
-        secs_waiting: How long they waited for data.
-        secs_compiling: How long they compiled.
-    """
-
-    num_steps: int = 0
-    num_skipped: int = 0
-    secs: float = 0.0
-    secs_waiting: float = 0.0
-    secs_compiling: float = 0.0
 
 
 class Course:
@@ -60,13 +45,15 @@ class Course:
         checkpointer: Who keeps the run.
         epochs: How many there are to be.
         steps_per_call: Steps in a dispatch; None to find out.
-        probe_ranks: Whether ranks are timed alone.
+        time_ranks: Whether ranks are timed alone.
         hang_after: Seconds without getting on that are a hang, or None.
+        watch: Who is told of what the run does.
 
     Attributes:
         state: The state after the last step that was dispatched.
         history: The metrics of the epochs so far.
         stop_sign: Ends it early.
+        watch: Who is told of what it does.
     """
 
     def __init__(
@@ -80,8 +67,9 @@ class Course:
         checkpointer: SavesRuns,
         epochs: int,
         steps_per_call: int | None,
-        probe_ranks: bool,
+        time_ranks: bool,
         hang_after: float | None,
+        watch: Watch,
     ) -> None:
         self.loop = loop
         self.state = state
@@ -93,14 +81,17 @@ class Course:
         self._checkpointer = checkpointer
         self._epochs = epochs
         self._steps_per_call = steps_per_call
-        self._probe_ranks = probe_ranks
+        self._time_ranks = time_ranks
         self._hang_after = hang_after
+        self.watch = watch
         self._epoch = 0
         self._so_far = Progress()
         self._num_updates = 0
         self._num_steps: int | None = None
         self._observer: Observer | None = None
         self._batches: Timed | None = None
+        self._now: Callable[[], Progress] = Progress
+        self._unevaluated: EpochMetrics | None = None
 
     def resume(self, checkpointer: Checkpointer) -> None:
         """Goes on from the newest good checkpoint, if there is one."""
@@ -111,9 +102,8 @@ class Course:
         self.state = restored.state
         self.history = record.history
         self._epoch = record.epoch
-        self._so_far = (
-            Progress(**_counted(record.clocks)) if record.clocks else Progress()
-        )
+        self._unevaluated = record.unevaluated
+        self._so_far = Progress.of(record.clocks)
         if record.position is not None:
             self._data.restore(record.position)
 
@@ -123,8 +113,15 @@ class Course:
         Args:
             tell: Told of each epoch, after the callbacks.
         """
-        with watched(self, self._hang_after):
-            self._run(tell)
+        try:
+            with watched(self, self._hang_after):
+                self._run(tell)
+        except Abandoned:  # and somebody else has ended it
+            raise
+        except BaseException as error:
+            self.watch.end("error", error)
+            raise
+        self.watch.end(self.stop_sign.reason or "done")
 
     def _run(self, tell: Callable[[EpochMetrics], None]) -> None:
         state, programs = self.loop._host.ready(self.state)
@@ -137,10 +134,15 @@ class Course:
         devices = programs.placement.rank_devices
         observer = Observer([d for d in devices if _is_local(d)])
         self._observer = observer
-        probe = Probe(devices if self._probe_ranks else devices[:1])
+        rank_pass = RankPass(devices if self._time_ranks else devices[:1])
+        self._begin_watch(programs)
         try:
             while self._epoch < self._epochs and not self.stop_sign.is_up():
-                metrics = self._run_epoch(programs, observer, probe, tempo)
+                metrics = self._unevaluated
+                metrics = metrics or self._run_epoch(
+                    programs, observer, rank_pass, tempo
+                )
+                metrics = metrics and self._evaluated(metrics)
                 if metrics is None:
                     break
                 self._conclude(metrics, tell)
@@ -150,6 +152,21 @@ class Course:
             self._checkpointer.wait()
         finally:
             observer.close()
+
+    def _begin_watch(self, programs: Programs) -> None:
+        directory = getattr(self._checkpointer, "directory", None)
+        self.watch.begin(
+            self.loop,
+            self.state,
+            programs,
+            epochs=self._epochs,
+            steps_per_epoch=self._num_steps,
+            epoch=self._epoch,
+            step=self._num_updates,
+            epoch_step=self._so_far.num_steps,
+            history=tuple(self.history),
+            directory=None if directory is None else str(directory),
+        )
 
     def _facts(self) -> dict[str, str]:
         """What must be the same on all processes."""
@@ -169,7 +186,7 @@ class Course:
     def pulse(self) -> Hashable:
         """What is another one whenever a step was done or a batch was given."""
         batches = self._batches
-        given = None if batches is None else (id(batches), batches.num_given)
+        given = None if batches is None else batches.pulse()
         return self._epoch, self._last_step(), given
 
     def last_done(self) -> str:
@@ -180,12 +197,39 @@ class Course:
     def _last_step(self) -> int | None:
         return None if self._observer is None else self._observer.last_step
 
+    # For who ends it, from another thread.
+
+    def leave_waiting(self, secs: float) -> bool:
+        """Ends a run whose thread has waited so long for data, where it is, and saves.
+
+        That thread ends by itself once its batch comes. False if there was none.
+        """
+        batches = self._batches
+        if batches is None or not batches.claim(secs):
+            return False
+        is_left = False
+        try:
+            if self._unevaluated is None:
+                now = self._now()
+                mark = batches.mark_at(now.num_steps - self._so_far.num_steps)
+                if mark is None or (mark[1] is None and mark[0] != batches.num_given):
+                    return False
+                self._data.leave(batches, mark[1])
+                self._so_far = self._so_far if self.state.sums is None else now
+            is_left = self.stop_sign.is_up()
+            self._save(f"stopped: {self.stop_sign.reason}")
+            self._checkpointer.wait()
+            self.watch.end(self.stop_sign.reason or "done")
+        finally:
+            batches.release(is_abandoned=is_left)
+        return is_left
+
     # An epoch.
 
     def _run_epoch(
-        self, programs: Programs, observer: Observer, probe: Probe, tempo: Tempo
+        self, programs: Programs, observer: Observer, rank_pass: RankPass, tempo: Tempo
     ) -> EpochMetrics | None:
-        """One epoch, or the rest of it, and its evaluation; None if it was stopped."""
+        """One epoch, or the rest of it; None if it was stopped."""
         if self.state.sums is None:
             self.state = self._callbacks.before(self._epoch, self.state)
             self._so_far = Progress(num_skipped=int(self.state.num_skipped))
@@ -193,8 +237,9 @@ class Course:
         observer.begin()
         start = time.perf_counter()
         batches = self._data.epoch(self._epoch, self._so_far.num_steps)
+        batches.keep_marks(tempo.steps_per_call)
         self._batches = batches
-        opening = Opening(probe, programs.log, self._data.num_tail_rows)
+        opening = Opening(rank_pass, programs.log, self._data.num_tail_rows)
 
         def so_far() -> Progress:
             """What the epoch has had, this part of it included."""
@@ -210,6 +255,7 @@ class Course:
                 before.secs_compiling + compiling,
             )
 
+        self._now = so_far
         last: StepOutcome | None = None
         num_steps = num_dispatches = 0
         dispatcher = self.loop._dispatcher
@@ -222,24 +268,35 @@ class Course:
                 num_steps += sent.num_steps
                 num_dispatches += 1
                 self._num_updates += sent.num_steps
-                observer.note(
-                    sent.output,
-                    sent.started,
-                    self._num_updates,
-                    waited=batches.secs_waited,
-                )
+                self._note(sent, observer, num_steps, batches.secs_waited)
                 if before is not None:
-                    _require_same_metrics(before, last)
+                    require_same(before, last)
+                else:
+                    require_best(self._checkpointer.best, last)
                 if self._may_end_here(batches, num_steps, num_dispatches, so_far):
                     self._so_far = so_far()
                     return None
                 self._make_room()
+        except Abandoned:
+            raise
         except BaseException:
             self._leave_epoch(batches, num_steps, so_far)
             raise
         finally:
             batches.close()
-        return self._close_epoch(programs, observer, probe, last, so_far)
+        return self._close_epoch(programs, observer, rank_pass, last, so_far)
+
+    def _note(
+        self, sent: Sent, observer: Observer, num_steps: int, waited: float
+    ) -> None:
+        """Has those who look at the steps take note of a dispatch."""
+        output, started = sent.output, sent.started
+        observer.note(output, started, self._num_updates, waited=waited)
+        num_done = self._so_far.num_steps + num_steps
+        place = self._epoch, num_done, self._num_updates
+        self.watch.dispatched(
+            Dispatched(output, sent.outcome.layout, *place, started, waited)
+        )
 
     def _may_end_here(
         self,
@@ -281,21 +338,20 @@ class Course:
             self.state = evolve(self.state, sums=None)
 
     def _make_room(self) -> None:
-        flight = self.state.flight
-        assert flight is not None
-        error = flight.make_room(self.loop.max_in_flight)
+        assert self.state.flight is not None
+        error = self.state.flight.make_room(self.loop.max_in_flight)
         if error is not None:
-            flight.raise_once(error)
+            self.state.flight.raise_once(error)
 
     def _close_epoch(
         self,
         programs: Programs,
         observer: Observer,
-        probe: Probe,
+        rank_pass: RankPass,
         last: StepOutcome | None,
         so_far: Callable[[], Progress],
     ) -> EpochMetrics:
-        """The account of an epoch whose steps are dispatched, and its evaluation."""
+        """The account of an epoch whose steps are dispatched, not evaluated yet."""
         seen = observer.finish()
         had = so_far()
         flight, sums = self.state.flight, self.state.sums
@@ -307,21 +363,21 @@ class Course:
         except BaseException:
             self.state = evolve(self.state, sums=None)  # which then begins anew
             raise
+        self.watch.finished_steps()
         names = ("loss", *last.metric_names)
         totals = totals_of(programs.placement.fetched(sums), names)
         self.state = evolve(self.state, sums=None)
         *_, row = last.rows()
-        evaluation, evaluating = self._evaluate()
         # As if what came before an interruption had come right before the rest.
         start = max(seen.done.values()) - had.secs - had.secs_compiling
         clocks = Clocks(
             start=start,
             compiling=had.secs_compiling,
             waiting=had.secs_waiting,
-            evaluating=evaluating,
+            evaluating=0.0,
             calling_back=self._callbacks.time.reset(),
             seen=seen,
-            passing=probe.secs,
+            passing=rank_pass.secs,
         )
         return make_metrics(
             programs.placement.rank_devices,
@@ -332,22 +388,20 @@ class Course:
             global_step=int(row["global_step"]),
             num_skipped=int(row["num_skipped"]) - had.num_skipped,
             lr=float(row["lr"]) if "lr" in row else None,
-            evaluation=evaluation,
         )
 
-    def _evaluate(self) -> tuple[dict[str, float], float]:
-        """The evaluation of the state, and the seconds it took."""
+    def _evaluated(self, metrics: EpochMetrics) -> EpochMetrics | None:
+        """An epoch's metrics with its evaluation; None if that was stopped."""
         if self._eval_data is None:
-            return {}, 0.0
-        num_compiles = len(self.loop.compiles)
-        start = time.perf_counter()
+            return metrics
+        self._unevaluated = metrics
         self._batches = batches = self._eval_data.epoch(0)
         try:
-            means = dict(self.loop.evaluate(self.state, batches))
-        finally:
-            batches.close()
-        secs = time.perf_counter() - start - self._secs_compiling(num_compiles)
-        return means, secs - batches.secs_compiling
+            means, secs = evaluate(self.loop, self.state, batches, self.stop_sign)
+        except StoppedError:
+            return None
+        self._unevaluated = None
+        return replace(metrics, evaluation=means, eval_ms=1e3 * longest(secs))
 
     def _secs_compiling(self, after: int) -> float:
         return sum(record.seconds for record in self.loop.compiles[after:])
@@ -359,6 +413,7 @@ class Course:
         self._epoch += 1
         self._so_far = Progress()
         self.history.append(metrics)
+        self.watch.finished_epoch(metrics)
         if self._callbacks.after(metrics, self.history):
             self.stop_sign.put_up("stop_when")
         tell(metrics)
@@ -372,35 +427,17 @@ class Course:
         """Has the run kept as it is now, or with the data in a position before that."""
         had = self._so_far if so_far is None else so_far
         is_between = self.state.sums is None
-        metrics: Mapping[str, float] = {}
-        if is_between and self.history:
-            metrics = {
-                name: self.history[-1].value(name) for name in self.history[-1].names
-            }
+        is_measured = is_between and self._unevaluated is None
         record = RunRecord(
             epoch=self._epoch,
             position=self._data.position() if position is None else position,
             history=self.history,
-            metrics=metrics,
+            metrics=means_of(self.history[-1:]) if is_measured else {},
             clocks={} if is_between else asdict(had),
+            unevaluated=self._unevaluated,
         )
         self._checkpointer.save(self.state, record, reason=reason)
-
-
-def _require_same_metrics(one: StepOutcome, other: StepOutcome) -> None:
-    if one.layout is not other.layout and one.metric_names != other.metric_names:
-        raise ValueError(
-            "a loss must return the same metrics for every batch of an epoch, got "
-            f"{other.metric_names} after {one.metric_names}"
-        )
-
-
-def _counted(clocks: Mapping[str, float]) -> dict[str, Any]:
-    """Clocks as they were saved, with counts as integers again."""
-    return {
-        name: int(value) if name.startswith("num_") else value
-        for name, value in clocks.items()
-    }
+        self.watch.saved(self._num_updates, reason)
 
 
 def _is_local(device: Any) -> bool:

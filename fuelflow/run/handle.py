@@ -88,6 +88,11 @@ class Mailbox:
                 raise self._error
             return None
 
+    def wait(self, timeout: float) -> None:
+        """Waits for the end so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over, timeout)
+
     def join(self, timeout: float | None) -> None:
         """Waits for the end.
 

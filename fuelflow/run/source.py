@@ -1,10 +1,12 @@
 """Epochs of batches, from a loader or whatever else can be iterated."""
 
 import contextlib
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import islice
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from jax.sharding import Mesh
@@ -37,6 +39,15 @@ class Source(Protocol):
         """Where the data is, for `restore`; None if it cannot tell."""
         ...
 
+    def leave(self, batches: "Timed", mark: Any) -> None:
+        """Has the data go on where it was when a mark was made.
+
+        Args:
+            batches: An epoch of it, whose next batch another thread still waits for.
+            mark: What its `Timed.mark` returned.
+        """
+        ...
+
     def restore(self, position: Any) -> None:
         """Has the data go on from a position."""
         ...
@@ -46,21 +57,49 @@ class Source(Protocol):
         ...
 
 
+class Abandoned(BaseException):
+    """The run of a thread that waited for data was ended meanwhile by another."""
+
+
 class Timed:
     """An iterator over batches that knows how long it was waited for.
+
+    While one thread waits for a batch, which may take for ever, another can `claim` the
+    iterator, and leave that thread behind: it ends when its batch comes.
+
+    Args:
+        batches: The batches.
+        mark: Says where they are, before each is taken; None if that cannot be told.
 
     Attributes:
         secs_waited: Seconds so far, compiling apart.
         secs_compiling: Seconds of compiling so far, such as of a loader's transform.
         num_given: Batches given so far.
+        is_abandoned: Whether the thread that waits was left behind.
     """
 
-    def __init__(self, batches: Iterator[Any]) -> None:
+    def __init__(
+        self, batches: Iterator[Any], mark: Callable[[], Any] = lambda: None
+    ) -> None:
         self._batches = batches
         self._ahead: deque[Any] = deque(maxlen=1)
+        self._mark = mark
+        self._marks: deque[tuple[int, Any]] = deque(maxlen=2)
+        self._turn = threading.Lock()
+        self._waits_since: float | None = None
+        self._late: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         self.secs_waited = 0.0
         self.secs_compiling = 0.0
         self.num_given = 0
+        self.is_abandoned = False
+
+    def keep_marks(self, num_ahead: int) -> None:
+        """Has as many batches taken together have their marks kept."""
+        self._marks = deque(maxlen=num_ahead + 1)
+
+    def mark_at(self, num_given: int) -> tuple[int, Any] | None:
+        """That number and where the batches were after so many, if it is known."""
+        return next((each for each in self._marks if each[0] == num_given), None)
 
     def __iter__(self) -> "Timed":
         return self
@@ -78,16 +117,57 @@ class Timed:
         return not self._ahead
 
     def _next(self) -> Any:
+        self._marks.append((self.num_given, self._mark()))
         compiled, start = secs_compiled(), time.perf_counter()
+        self._waits_since = start
         try:
-            return next(self._batches)
-        finally:
-            self._waited(compiled, start)
+            batch = next(self._batches)
+        except BaseException as error:
+            self._arrive(compiled, start, None, error)
+            raise
+        self._arrive(compiled, start, batch, None)
+        return batch
+
+    def _arrive(
+        self, compiled: float, start: float, batch: Any, error: BaseException | None
+    ) -> None:
+        with self._turn:
+            self._waits_since = None
+        self._waited(compiled, start)
+        if self.is_abandoned:
+            self._late.put((batch, error))
+            raise Abandoned
+
+    def pulse(self) -> Hashable:
+        """What is another one once a batch was given, or while nobody waits."""
+        return object() if self.is_abandoned else (id(self), self.num_given)
+
+    def late(self) -> tuple[Any, BaseException | None]:
+        """The batch, or error, that an abandoned thread was waiting for, waited for."""
+        return self._late.get()
+
+    def claim(self, secs: float) -> bool:
+        """Holds up a thread that has waited so long for a batch, should it come now.
+
+        If it does, `release` is to be called.
+        """
+        self._turn.acquire()
+        since = self._waits_since
+        if since is not None and time.perf_counter() - since >= secs:
+            return True
+        self._turn.release()
+        return False
+
+    def release(self, *, is_abandoned: bool) -> None:
+        """Lets a thread go that `claim` has held up: on, or to its end."""
+        self.is_abandoned = is_abandoned
+        self._turn.release()
 
     def stretch(self, num_steps: int) -> Stretch | None:
         """The next batches in one, if they are on the device."""
         if self._ahead or not isinstance(self._batches, Stretchable):
             return None
+        self._marks.append((self.num_given, self._mark()))
         compiled, start = secs_compiled(), time.perf_counter()
         try:
             stretch = self._batches.stretch(num_steps)
@@ -132,11 +212,26 @@ class LoaderSource:
         """The loader's batches."""
         if num_done:  # it knows where it was
             self._loader.restore(self._loader.state())
-        return Timed(self._loader.epoch(epoch))
+        batches = self._loader.epoch(epoch)
+        progress = self._loader._progress
+
+        def mark() -> dict[str, Any]:
+            return {
+                "rows": progress.rows,
+                "is_done": progress.is_done,
+                "iterator": progress.iterator,
+            }
+
+        return Timed(batches, mark)
 
     def position(self) -> Any:
         """The loader's state."""
         return self._loader.state()
+
+    def leave(self, batches: Timed, mark: Any) -> None:
+        """Restores the loader."""
+        del batches
+        self._loader.restore({**self._loader.state(), **mark})
 
     def restore(self, position: Any) -> None:
         """Restores the loader."""
@@ -174,10 +269,15 @@ class IterableSource:
     def epoch(self, epoch: int, num_done: int = 0) -> Timed:
         """Another pass, of which what is done is passed over."""
         del epoch
-        return Timed(islice(iterator_of(self._batches), num_done, self._limit))
+        batches = islice(iterator_of(self._batches), num_done, self._limit)
+        return Timed(batches, lambda: "by the number of steps done")
 
     def position(self) -> None:
         """None: each pass begins at the beginning."""
+
+    def leave(self, batches: Timed, mark: Any) -> None:
+        """Nothing."""
+        del batches, mark
 
     def restore(self, position: Any) -> None:
         """Nothing."""
@@ -194,6 +294,7 @@ class OngoingSource:
     def __init__(self, batches: Iterator[Any], num_steps: int) -> None:
         self._batches = batches
         self.num_steps: int | None = num_steps
+        self._left: tuple[Timed, Any] | None = None
 
     num_tail_rows = 0
 
@@ -201,12 +302,31 @@ class OngoingSource:
         """The next batches."""
         del epoch
         assert self.num_steps is not None
-        return Timed(islice(self._batches, self.num_steps - num_done))
+        batches = self._batches if self._left is None else self._after(*self._left)
+        return Timed(islice(batches, self.num_steps - num_done), self.position)
+
+    def _after(self, left: Timed, position: Any) -> Iterator[Any]:
+        """The batches from the one on that a thread left behind was waiting for."""
+        batch, error = left.late()
+        if position is not None:
+            self.restore(position)
+        self._left = None
+        if position is None and error is None:
+            yield batch
+        elif position is None and not isinstance(error, StopIteration):
+            raise error or AssertionError
+        yield from self._batches
 
     def position(self) -> Any:
         """The iterator's own state, if it has one."""
+        if self._left is not None:  # and must not be asked meanwhile
+            return self._left[1]
         get_state = getattr(self._batches, "get_state", None)
         return None if get_state is None else get_state()
+
+    def leave(self, batches: Timed, mark: Any) -> None:
+        """Goes on from the iterator's own state then, or with the batch that comes."""
+        self._left = batches, mark
 
     def restore(self, position: Any) -> None:
         """Sets the iterator's own state.

@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -33,11 +34,27 @@ class StopSign:
         # Not an Event, whose lock the thread that a signal comes to may hold.
         self._wish = ""
         self._num_looks = 0
+        # Made for being put into by whatever interrupts who puts something in.
+        self._news: SimpleQueue[None] = SimpleQueue()
 
     def put_up(self, why: str = "stop") -> None:
         """Wishes to stop."""
         assert why in _REASONS
         self._wish = why
+        self._news.put(None)
+
+    @property
+    def is_wished(self) -> bool:
+        """Whether this process wishes to stop."""
+        return bool(self._wish)
+
+    def tell(self) -> None:
+        """Wakes up who waits for a wish."""
+        self._news.put(None)
+
+    def wait(self) -> None:
+        """Waits for a wish, or for being told."""
+        self._news.get()
 
     def take_down(self) -> None:
         """Forgets the wish."""

@@ -12,10 +12,12 @@ from fuelflow.checkpoint.checkpointer import Checkpointer
 from fuelflow.checkpoint.nothing import NoCheckpointer
 from fuelflow.metrics.epoch import EpochMetrics
 from fuelflow.metrics.history import History
+from fuelflow.run.attendant import Attendant
 from fuelflow.run.callbacks import Callbacks
 from fuelflow.run.course import Course
 from fuelflow.run.handle import Mailbox, TrainedState, TrainHandle
-from fuelflow.run.source import make_source
+from fuelflow.run.source import Abandoned, make_source
+from fuelflow.run.watching import Watch, Watcher
 from fuelflow.step.checks import checked_count, checked_positive
 from fuelflow.step.loop import TrainingLoop
 from fuelflow.step.state import TrainState, evolve
@@ -50,7 +52,7 @@ class Trainer:
         steps_per_call: Steps in one dispatch, as in `TrainingLoop.run`. By default the
             first epochs find out whether several pay.
         seed: As in `TrainingLoop.init`.
-        probe_ranks: Whether, with several ranks, a pass of each over its own rows is
+        time_ranks: Whether, with several ranks, a pass of each over its own rows is
             timed before each epoch, which tells a slow rank from those that wait for
             it. That compiles one more program, and takes about as long as a step; what
             the loss does besides, such as printing, it does then too.
@@ -62,6 +64,9 @@ class Trainer:
             compiling apart, the stack of every thread is logged as a warning, with what
             the run was doing. Longer than a dispatch takes, and a callback. The run
             goes on waiting. By default it is not watched.
+        monitor: A `Monitor`, which shows the run while it goes on and keeps records of
+            it, by default beside the checkpoints. It reads a step a few times a second,
+            in a thread of its own, and never stops the run or holds it up.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -93,10 +98,11 @@ class Trainer:
         steps_per_epoch: int | None = None,
         steps_per_call: int | None = None,
         seed: SupportsIndex | jax.Array = 0,
-        probe_ranks: bool = True,
+        time_ranks: bool = True,
         checkpointer: Checkpointer | None = None,
         resume: bool = False,
         hang_after: float | None = None,
+        monitor: Watcher | None = None,
     ) -> None:
         if not isinstance(loop, TrainingLoop):
             raise TypeError(
@@ -111,7 +117,9 @@ class Trainer:
                 checked_count(name, value, least=1)
         if hang_after is not None:
             checked_positive("hang_after", hang_after)
-        _check_checkpointer(checkpointer, resume=resume)
+        _check_checkpointer(
+            checkpointer, resume=resume, evaluates=eval_data is not None
+        )
         callbacks = Callbacks(
             metrics_fn=metrics_fn, epoch_fn=epoch_fn, stop_when=stop_when
         )
@@ -119,6 +127,7 @@ class Trainer:
         batches = source("data", data, steps_per_epoch=steps_per_epoch)
         if eval_data is not None:
             eval_data = source("eval_data", eval_data, steps_per_epoch=None)
+        options = {"epochs": epochs, "steps_per_call": steps_per_call, "seed": seed}
         is_state = isinstance(model, TrainState)
         self.loop = loop
         self.epochs = epochs
@@ -133,10 +142,12 @@ class Trainer:
             checkpointer=checkpointer or NoCheckpointer(),
             epochs=epochs,
             steps_per_call=steps_per_call,
-            probe_ranks=probe_ranks,
+            time_ranks=time_ranks,
             hang_after=hang_after,
+            watch=Watch(monitor, data, options),
         )
         self._thread: threading.Thread | None = None
+        self._attendant: Attendant | None = None
         self._mailbox: Mailbox | None = None
         self._signals = ExitStack()
 
@@ -173,16 +184,18 @@ class Trainer:
                 "this trainer is running already: wait for it with `handle.join()`, "
                 "or end it with `handle.stop()`"
             )
-        if self._thread is not None:  # its last act is to end its mailbox
-            self._thread.join()
+        if self._attendant is not None:  # whose run's end it was that ended it
+            self._attendant.wait()
         self._course.stop_sign.take_down()
+        self._course.watch.open()
         self._mailbox = mailbox = Mailbox()
         self._thread = threading.Thread(
-            target=self._train, args=(mailbox,), name="fuelflow trainer"
+            target=self._train, args=(mailbox,), name="fuelflow trainer", daemon=True
         )
         if self._is_kept:
             self._signals.enter_context(self._course.stop_sign.held_up_by_sigterm())
         self._thread.start()
+        self._attendant = Attendant(self._course, mailbox, self._signals.close)
         return TrainHandle(mailbox, self._result, self.stop, self._signals.close)
 
     def _is_running(self) -> bool:
@@ -193,7 +206,7 @@ class Trainer:
 
         Interrupted, as by the stop button of a notebook, it ends the current step and
         leaves a usable `state`, which a checkpointer has kept; another `fit` goes on
-        from there.
+        from there. Interrupted once more, it waits for nothing.
 
         Raises:
             BaseException: What ended the run.
@@ -203,9 +216,12 @@ class Trainer:
             return handle.join()
         except KeyboardInterrupt:
             handle.stop()
-            assert self._thread is not None
-            self._thread.join()
-            handle.join()  # a save that failed comes before the interruption
+            try:
+                handle.join()  # a save that failed comes before the interruption
+            except KeyboardInterrupt:
+                assert self._attendant is not None
+                self._attendant.give_up()
+                raise
             raise
 
     def stop(self) -> None:
@@ -228,13 +244,18 @@ class Trainer:
                 self._course.resume(self._resumes)
                 self._resumes = None
             self._course.run(mailbox.put)
+        except Abandoned:
+            return
         except BaseException as error:  # noqa: BLE001 - raised where the run is held
             mailbox.end(error)
         else:
             mailbox.end()
+        self._course.stop_sign.tell()
 
 
-def _check_checkpointer(checkpointer: Checkpointer | None, *, resume: bool) -> None:
+def _check_checkpointer(
+    checkpointer: Checkpointer | None, *, resume: bool, evaluates: bool
+) -> None:
     """Refuses what keeps no runs, or would write over the checkpoints of another."""
     if checkpointer is None:
         if resume:
@@ -244,6 +265,12 @@ def _check_checkpointer(checkpointer: Checkpointer | None, *, resume: bool) -> N
         raise TypeError(
             "`checkpointer` must be a Checkpointer, got a "
             f"{type(checkpointer).__name__}: ff.Checkpointer(directory)"
+        )
+    best = checkpointer.best
+    if best is not None and best.startswith("eval.") and not evaluates:
+        raise ValueError(
+            f"`best` of the checkpointer is {best!r}, a metric of the evaluation, and "
+            "there is no `eval_data`"
         )
     if not resume and checkpointer.latest() is not None:
         raise ValueError(

@@ -15,7 +15,7 @@ from fuelflow.devices.agreement import require_agreement
 from fuelflow.run.callbacks import Callbacks
 from fuelflow.run.compiling import is_compiling
 from fuelflow.run.observer import Observer
-from fuelflow.run.probe import Probe
+from fuelflow.run.rank_pass import RankPass
 from fuelflow.run.source import Timed
 from fuelflow.run.stopping import StopSign
 from fuelflow.step.dispatch import Dispatcher
@@ -35,7 +35,7 @@ _ACTIVITIES: dict[CodeType, str] = {
     Flight.make_room.__code__: "waiting for a step to be done",
     Flight.land.__code__: "waiting for a step to be done",
     Observer.finish.__code__: "waiting for a step to be done",
-    Probe.run.__code__: "timing its ranks",
+    RankPass.run.__code__: "timing its ranks",
     Checkpointer.prepare.__code__: "making the directory of its checkpoints",
     Checkpointer.save.__code__: "saving",
     Checkpointer.wait.__code__: "waiting for a save",
@@ -103,13 +103,13 @@ def _watch(
                 "is %s. It goes on waiting. Its threads:\n%s",
                 secs,
                 run.last_done(),
-                _doing(frames.get(ident)),
+                doing(frames.get(ident)),
                 _stacks_text(frames),
             )
         del frames  # which keep what the functions have
 
 
-def _doing(frame: FrameType | None) -> str:
+def doing(frame: FrameType | None) -> str:
     """What the thread of a run does, the whole first, and then which part of it."""
     codes = [each.f_code for each, _ in traceback.walk_stack(frame)]
     doing = [_ACTIVITIES[code] for code in reversed(codes) if code in _ACTIVITIES]

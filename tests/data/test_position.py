@@ -283,3 +283,27 @@ def test_a_stream_that_has_become_shorter_is_refused():
 
     with pytest.raises(RowError, match="row 9 of the source is missing: 16 were used"):
         list(shorter.epoch(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "text"),
+    [
+        (
+            "rows",
+            11,
+            ValueError,
+            r"`state\['rows'\]` must be at most the 10 of an epoch",
+        ),
+        ("rows", -1, ValueError, r"`state\['rows'\]`"),
+        ("rows", 2.5, TypeError, r"`state\['rows'\]` must be an integer, got 2.5"),
+        ("epoch", -1, ValueError, r"`state\['epoch'\]`"),
+        ("is_done", 1, TypeError, r"`state\['is_done'\]` must be a bool, got 1"),
+    ],
+)
+def test_a_position_out_of_range_is_refused(name, value, error, text):
+    loader = DataLoader({"x": np.arange(10)}, 4)
+    before = loader.state()
+
+    with pytest.raises(error, match=text):
+        loader.restore({**before, name: value})
+    assert loader.state() == before

@@ -242,6 +242,39 @@ def test_a_signal_to_the_launcher_ends_everything(script, number):
     assert [is_group_gone(group) for group in groups] == [True, True]
 
 
+ENDING = """
+import os, signal, sys
+number = int(os.environ["JAX_PROCESS_ID"])
+
+def end(*_):
+    print("saved", flush=True)
+    sys.exit(int(sys.argv[1 + number]))
+
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+while True: signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("codes", "status"), [(("0", "0"), 0), (("0", "7"), 128 + signal.SIGTERM)]
+)
+def test_a_signal_that_all_processes_took_well_is_a_good_end(script, codes, status):
+    path = script(ENDING)
+
+    with started(*COMMAND, "-n", "2", path, *codes) as process:
+        assert (
+            sorted(process.stdout.readline()[4:] for _ in range(2)) == ["ready\n"] * 2
+        )
+        process.send_signal(signal.SIGTERM)
+        lines = process.stdout.readlines()
+        assert process.wait(DEADLINE_SECS) == status
+
+    assert [line for line in lines if "saved" in line] != []
+    assert sum("saved" in line for line in lines) == 2
+    assert lines[-1].startswith("fuelflow launch: ended by SIGTERM")
+
+
 def test_a_second_interrupt_kills(script):
     path = script(
         "import os, signal\n"

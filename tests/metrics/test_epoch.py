@@ -280,3 +280,28 @@ def test_a_table_of_very_many_ranks_is_cut_and_says_so():
 
     assert len(Cells(table).rows) == 1 + 64 + 1
     assert "and 36 more ranks" in table
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "text"),
+    [
+        ("epoch", -1, ValueError, "`epoch` must be at least 0, got -1"),
+        ("num_steps", 2.5, TypeError, "`num_steps` must be an integer, got 2.5"),
+        ("num_steps", True, TypeError, "`num_steps` must be an integer, got True"),
+        ("global_step", "7", TypeError, "`global_step` must be an integer, got '7'"),
+        ("avg_loss", None, TypeError, "`avg_loss` must be a number, got None"),
+        ("epoch_ms", -1.0, ValueError, "`epoch_ms` must be at least 0, got -1.0"),
+        ("lr", "fast", TypeError, "`lr` must be a number, got 'fast'"),
+        ("per_rank_samples", (-5,), ValueError, r"`per_rank_samples\[0\]` must be at"),
+        ("per_rank_loss", ("x",), TypeError, r"`per_rank_loss\[0\]` must be a number"),
+        ("per_rank", 3, TypeError, "`per_rank` must have an entry for each rank"),
+        ("scalars", [1.0], TypeError, "`scalars` must map names to numbers"),
+        ("evaluation", {"loss": "x"}, TypeError, r"`evaluation\['loss'\]` must be a"),
+    ],
+)
+def test_what_a_field_is_not_for_is_refused(name, value, error, text):
+    stored = make_metrics()
+
+    with pytest.raises(error, match=text):
+        replace(stored, **{name: value})
+    assert EpochMetrics.from_dict(stored.to_dict()) == stored

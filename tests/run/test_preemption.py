@@ -41,7 +41,7 @@ trained = ff.Trainer(
     make_loop(), small_model(), [small_batch(32, seed=seed) for seed in range(7)],
     epochs=1_000_000, metrics_fn=end, checkpointer=ff.Checkpointer(
         sys.argv[1], every_epochs=None
-    ), steps_per_call=1, probe_ranks=False,
+    ), steps_per_call=1, time_ranks=False,
 ).fit()
 sys.stdout.write(f"\\n> {{trained.stopped_by}} {{int(trained.state.step)}}\\n")
 """

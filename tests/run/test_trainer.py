@@ -356,7 +356,7 @@ def test_nothing_is_read_from_the_devices_inside_an_epoch(
             events.append("end")
 
     trainer = ff.Trainer(
-        loop, small_model(), Noted(), epochs=3, probe_ranks=False, steps_per_call=1
+        loop, small_model(), Noted(), epochs=3, time_ranks=False, steps_per_call=1
     )
     array = type(jax.numpy.zeros(()))
     original: Any = vars(array)["_value"]

@@ -1,0 +1,142 @@
+"""A program that ends loses no save, and trouble with a directory ends with it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import launching
+import numpy as np
+import optax
+import pytest
+from rank_problems import small_batch, small_loop, small_model
+
+import fuelflow as ff
+
+# The save is still under way when the program's last line is done: it is large.
+ENDING = f"""
+import sys
+sys.path.insert(0, {str(Path(launching.__file__).parent)!r})
+import numpy as np, optax
+import fuelflow as ff
+
+loop = ff.TrainingLoop(lambda p, b: b["x"] * p["w"].sum(), optax.adam, schedule=0.1)
+state = loop.init({{"w": np.ones((3000, 1000), np.float32)}})
+checkpointer = ff.Checkpointer(sys.argv[1])
+checkpointer.save(state)
+print(checkpointer.is_saving)
+"""
+RUNNING = f"""
+import sys
+sys.path.insert(0, {str(Path(launching.__file__).parent)!r})
+from waiting_problem import make_trainer
+import fuelflow as ff
+
+make_trainer("iterable", checkpointer=ff.Checkpointer(sys.argv[1])).run()
+"""
+
+
+def ended(program: str, tmp_path: Path) -> Any:
+    """What becomes of a program that is given a directory of its own."""
+    path = launching.write(tmp_path / "program.py", program)
+    return subprocess.run(
+        [sys.executable, path, str(tmp_path / "run")],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=launching.DEADLINE_SECS,
+    )
+
+
+def test_a_save_under_way_is_not_lost_when_the_program_ends(tmp_path: Path):
+    done = ended(ENDING, tmp_path)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+    loop = ff.TrainingLoop(lambda p, b: b["x"] * p["w"].sum(), optax.adam, schedule=0.1)
+    model = {"w": np.zeros((3000, 1000), np.float32)}
+    restored = ff.Checkpointer(tmp_path / "run").restore(loop, model)
+    assert np.asarray(restored.state.params["w"]).min() == 1
+
+
+def test_a_program_does_not_end_before_its_run(tmp_path: Path):
+    done = ended(RUNNING, tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ff.Checkpointer(tmp_path / "run").steps() == (12, 24)
+
+
+def test_a_directory_that_vanished_is_made_again_by_the_next_fit(tmp_path: Path):
+    directory = tmp_path / "run"
+
+    def vanish(metrics: Any) -> None:
+        if metrics.epoch == 1:
+            checkpointer.wait()
+            shutil.rmtree(directory)
+
+    checkpointer = ff.Checkpointer(directory)
+    trainer = ff.Trainer(
+        small_loop(0),
+        small_model(),
+        [small_batch(seed=seed) for seed in range(3)],
+        epochs=4,
+        metrics_fn=vanish,
+        checkpointer=checkpointer,
+    )
+    with pytest.raises(ff.SaveError, match="there is none yet"):
+        trainer.fit()
+    assert not directory.exists()
+    trained = trainer.fit()
+
+    assert len(trained.history) == 4
+    assert ff.Checkpointer(directory).latest() == 12
+
+
+@pytest.mark.parametrize(
+    ("directory", "error", "text"),
+    [
+        ("", ValueError, '`directory` must name a directory, got ""'),
+        (b"run", TypeError, "`directory` must be a str or a Path, got b'run'"),
+        (3, TypeError, "`directory` must be a str or a Path, got 3"),
+    ],
+)
+def test_what_is_no_directory_is_refused(directory: Any, error: Any, text: str):
+    with pytest.raises(error, match=text):
+        ff.Checkpointer(directory)
+
+
+def make_trainer(best: str, directory: Path, data: Any, **options: Any) -> ff.Trainer:
+    checkpointer = ff.Checkpointer(directory, best=best, higher_is_better=True)
+    return ff.Trainer(
+        small_loop(0), small_model(), data, epochs=2, checkpointer=checkpointer,
+        steps_per_call=1, **options,
+    )  # fmt: skip
+
+
+def test_best_by_an_evaluation_that_is_none_is_refused_at_once(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"`best` .* 'eval\.loss'.* no `eval_data`"):
+        make_trainer("eval.loss", tmp_path, [small_batch()])
+
+
+def test_best_by_a_metric_that_is_none_is_refused_after_the_first_step(tmp_path: Path):
+    given = []
+
+    def batches() -> Any:
+        for seed in range(200):
+            given.append(seed)
+            yield small_batch(seed=seed)
+
+    trainer = ff.Trainer(
+        small_loop(0),
+        small_model(),
+        batches(),
+        epochs=1,
+        steps_per_call=1,
+        checkpointer=ff.Checkpointer(tmp_path, best="acuracy", higher_is_better=True),
+    )
+    with pytest.raises(ValueError, match="`best` must be one of `loss`.*'acuracy'"):
+        trainer.fit()
+
+    assert given == [0]

@@ -1,0 +1,205 @@
+"""A run that waits for data, or evaluates, ends at once where it is, and goes on."""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import launching
+import pytest
+import waiting_problem
+from launching import started
+from problems import assert_bitwise, host_copy
+from rank_problems import small_batch, small_loop, small_model
+from run_problems import assert_same_result, result_of
+from waiting_problem import EPOCHS, NUM_BATCHES, STOPS_BEFORE, make_trainer
+
+import fuelflow as ff
+
+SECS = 60  # to give up after
+# What a run reads, which part of it waits, and the step and epochs it ends after.
+WAITS = {
+    ("iterable", "training"): (STOPS_BEFORE["training"], 0),
+    ("iterator", "training"): (NUM_BATCHES + STOPS_BEFORE["training"], 1),
+    ("loader", "training"): (STOPS_BEFORE["training"], 0),
+    ("direct loader", "training"): (STOPS_BEFORE["training"], 0),
+    ("iterable", "evaluating"): (NUM_BATCHES, 0),
+}
+
+
+class Gate:
+    """Holds up whoever comes to it first, until it is let through."""
+
+    def __init__(self) -> None:
+        self.is_reached = threading.Event()
+        self.is_open = threading.Event()
+
+    def __call__(self) -> None:
+        if not self.is_reached.is_set():
+            self.is_reached.set()
+            assert self.is_open.wait(SECS)
+
+
+def is_left(name: str = "fuelflow trainer") -> bool:
+    return any(thread.name == name for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("wait", WAITS, ids=" ".join)
+def test_sigterm_ends_a_run_that_waits(wait: tuple[str, str], tmp_path: Path):
+    step, num_epochs = WAITS[wait]
+    directory = tmp_path / "run"
+    command = [sys.executable, waiting_problem.__file__, str(directory), *wait]
+
+    with started(*command, env=dict(os.environ)) as process:
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=SECS)
+
+    assert (process.returncode, said) == (0, f"SIGTERM {step} {num_epochs}\n")
+    checkpointer = ff.Checkpointer(directory)
+    assert checkpointer.latest() == step
+    resumed = make_trainer(wait[0], checkpointer=checkpointer, resume=True).fit()
+    assert_same_result(result_of(resumed), result_of(make_trainer(wait[0]).fit()))
+    assert [metrics.epoch for metrics in resumed.history] == list(range(EPOCHS))
+
+
+def test_an_interrupt_ends_a_run_that_waits(tmp_path: Path):
+    directory = tmp_path / "run"
+    wait = ("iterable", "training")
+    command = [sys.executable, waiting_problem.__file__, str(directory), *wait]
+
+    with started(*command, env=dict(os.environ)) as process:
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=SECS)
+
+    assert process.returncode == -signal.SIGINT
+    assert said.endswith("KeyboardInterrupt\n")
+    assert ff.Checkpointer(directory).latest() == WAITS[wait][0]
+
+
+ENDLESS = f"""
+import sys, threading
+sys.path.insert(0, {str(Path(launching.__file__).parent)!r})
+import time
+from waiting_problem import make_trainer, never
+
+def endless(metrics):
+    print("ready", flush=True)
+    while not trainer._course.stop_sign.is_wished:
+        time.sleep(0.01)
+    never()
+
+trainer = make_trainer("iterable", metrics_fn=endless)
+trainer.fit()
+"""
+
+
+def test_a_second_interrupt_waits_for_nothing(tmp_path: Path):
+    program = launching.write(tmp_path / "program.py", ENDLESS)
+
+    with started(sys.executable, program, env=dict(os.environ)) as process:
+        for said in ("ready\n", "waiting\n"):
+            assert process.stdout.readline() == said
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECS)
+
+    assert process.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize("kind", ["iterable", "iterator", "loader", "direct loader"])
+def test_a_run_that_was_left_waiting_goes_on(kind: str, steps_per_call: int):
+    options: Any = {"steps_per_call": steps_per_call}
+    gate = Gate()
+    trainer = make_trainer(kind, "training", gate, **options)
+    handle = trainer.run()
+    assert gate.is_reached.wait(SECS)
+    start = time.monotonic()
+    handle.stop()
+    stopped = handle.join(SECS)
+    secs = time.monotonic() - start
+
+    assert stopped.stopped_by == "stop"
+    assert secs < 5  # a third of one, on a machine with time
+    num_done = STOPS_BEFORE["training"] + NUM_BATCHES * (kind == "iterator")
+    step, expected_step = int(stopped.state.step), num_done // steps_per_call
+    expected_step *= steps_per_call
+    # A loader's own threads come to the gate before the run does.
+    is_ahead = kind == "loader"
+    assert step <= expected_step if is_ahead else step == expected_step
+    gate.is_open.set()
+    going_on = trainer.fit()
+    expected = make_trainer(kind, **options).fit()
+    assert_same_result(result_of(going_on), result_of(expected))
+    launching.wait_until(lambda: not is_left())
+
+
+def test_the_batch_that_an_iterator_was_waited_for_is_not_lost():
+    def ongoing() -> Any:
+        for seed in range(8):
+            if seed == 5:
+                gate()
+            yield small_batch(seed=seed)
+
+    gate = Gate()
+    trainer = ff.Trainer(
+        small_loop(0), small_model(), ongoing(), epochs=2, steps_per_epoch=4,
+        steps_per_call=1,
+    )  # fmt: skip
+    handle = trainer.run()
+    assert gate.is_reached.wait(SECS)
+    handle.stop()
+    assert int(handle.join(SECS).state.step) == 5
+    gate.is_open.set()
+    loop = small_loop(0)
+    expected, _ = loop.run(
+        loop.init(small_model()), [small_batch(seed=seed) for seed in range(8)]
+    )
+
+    assert_bitwise(host_copy(trainer.fit().state.params), host_copy(expected.params))
+
+
+def test_a_stopped_evaluation_is_done_again():
+    calls = []
+
+    def stop_once() -> None:
+        calls.append(len(trainer.history))
+        if len(calls) == 2:  # in the last evaluation of all
+            trainer.stop()
+
+    trainer = make_trainer("iterable", "evaluating", stop_once)
+    stopped = trainer.fit()
+
+    assert stopped.stopped_by == "stop"
+    assert len(stopped.history) == EPOCHS - 1
+    assert int(stopped.state.step) == EPOCHS * NUM_BATCHES
+    assert_same_result(
+        result_of(trainer.fit()), result_of(make_trainer("iterable").fit())
+    )
+    assert calls == [0, 1, 1]
+
+
+def test_a_save_that_fails_is_told_when_a_run_is_left_waiting(tmp_path: Path):
+    directory, gate = tmp_path / "run", Gate()
+    trainer = make_trainer(
+        "iterable", "training", gate, checkpointer=ff.Checkpointer(directory)
+    )
+    handle = trainer.run()
+    assert gate.is_reached.wait(SECS)
+    shutil.rmtree(directory)
+    directory.write_text("in the way")
+    handle.stop()
+
+    with pytest.raises(ff.SaveError, match=str(directory)):
+        handle.join(SECS)
+    gate.is_open.set()
+    directory.unlink()
+    assert_same_result(
+        result_of(trainer.fit()), result_of(make_trainer("iterable").fit())
+    )
+    assert ff.Checkpointer(directory).latest() == EPOCHS * NUM_BATCHES

@@ -1,0 +1,136 @@
+"""Runs whose data never comes, in the middle of an epoch or of an evaluation.
+
+    python waiting_problem.py DIRECTORY DATA PART
+
+Writes a line when it waits, and when it has ended what ended it, and its last step.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rank_problems import small_batch, small_loop, small_model
+
+import fuelflow as ff
+
+NUM_BATCHES, EPOCHS = 12, 2
+STOPS_BEFORE = {"training": 5, "evaluating": 3}
+
+
+def never() -> None:
+    """Waits for what nobody will give, having said so."""
+    print("waiting", flush=True)
+    threading.Event().wait()
+
+
+def nothing() -> None:
+    """Waits for nothing."""
+
+
+class Batches:
+    """Batches that are made as they are asked for, something being done before one."""
+
+    def __init__(self, count: int, before: int, moment: Callable[[], None]) -> None:
+        self._count, self._before, self._moment = count, before, moment
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        for seed in range(self._count):
+            if seed == self._before:
+                self._moment()
+            yield small_batch(seed=seed)
+
+
+class Positioned:
+    """Batches one after the other for ever, with a position that runs ahead.
+
+    As of an iterator that reads several rows for a batch: while it waits for one of
+    them its position is none to go on from.
+    """
+
+    def __init__(self, before: int, moment: Callable[[], None]) -> None:
+        self._number, self._before, self._moment = 0, before, moment
+
+    def __iter__(self) -> "Positioned":
+        return self
+
+    def __next__(self) -> Any:
+        number, self._number = self._number, self._number + 1
+        if number == self._before:
+            self._moment()
+        return small_batch(seed=number % NUM_BATCHES)
+
+    def get_state(self) -> dict[str, int]:
+        return {"number": self._number}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self._number = state["number"]
+
+
+class Rows:
+    """Rows that a loader reads, something being done before one."""
+
+    def __init__(self, before: int, moment: Callable[[], None]) -> None:
+        whole = small_batch(NUM_BATCHES * 16)
+        self._rows = [
+            {name: values[index] for name, values in whole.items()}
+            for index in range(NUM_BATCHES * 16)
+        ]
+        self._before, self._moment = before, moment
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self._before:
+            self._moment()
+        return self._rows[index]
+
+
+def make_data(kind: str, before: int, moment: Callable[[], None]) -> Any:
+    if kind == "iterable":
+        return Batches(NUM_BATCHES, before, moment)
+    if kind == "iterator":
+        return Positioned(before, moment)
+    prefetch = 0 if kind == "direct loader" else 2
+    rows = Rows(16 * before, moment)
+    return ff.DataLoader(rows, 16, shuffle=False, prefetch=prefetch)
+
+
+def make_trainer(
+    kind: str,
+    part: str = "",
+    moment: Callable[[], None] = nothing,
+    *,
+    steps_per_call: int = 1,
+    **options: Any,
+) -> ff.Trainer:
+    """A run in whose epochs something is done before a batch of a part."""
+    is_training = part == "training"
+    before = STOPS_BEFORE["training"] + NUM_BATCHES * (kind == "iterator")
+    return ff.Trainer(
+        small_loop(0),
+        small_model(),
+        make_data(kind, before, moment if is_training else nothing),
+        epochs=EPOCHS,
+        eval_data=Batches(
+            6, STOPS_BEFORE["evaluating"], nothing if is_training else moment
+        ),
+        steps_per_epoch=NUM_BATCHES if kind == "iterator" else None,
+        steps_per_call=steps_per_call,
+        **options,
+    )
+
+
+def main(directory: str, kind: str, part: str) -> None:
+    trained = make_trainer(
+        kind, part, never, checkpointer=ff.Checkpointer(directory)
+    ).fit()
+    print(trained.stopped_by, int(trained.state.step), len(trained.history))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
