@@ -29,6 +29,7 @@ from fuelflow.model.linen import BoundLinen, Linen
 from fuelflow.step import schedules
 from fuelflow.step.batch import Batch
 from fuelflow.step.loop import TrainingLoop
+from fuelflow.step.observe import Histogram, Observe
 from fuelflow.step.outcome import Evaluation, StepOutcome
 from fuelflow.step.plan import ParamPlan, StepPlan
 from fuelflow.step.program import CompileRecord
@@ -61,6 +62,9 @@ if TYPE_CHECKING:
     from fuelflow.metrics.trend import Trend
     from fuelflow.run.handle import TrainedState, TrainHandle
     from fuelflow.run.trainer import Trainer
+    from fuelflow.step.probe import probe
+    from fuelflow.watch import sinks
+    from fuelflow.watch.monitor import Monitor
 
 __all__ = [
     "Batch",
@@ -76,13 +80,16 @@ __all__ = [
     "Evaluation",
     "FuelflowError",
     "Graph",
+    "Histogram",
     "History",
     "InitializeError",
     "Lazy",
     "Linen",
     "MissingFieldError",
+    "Monitor",
     "NonFiniteError",
     "NotWrappedError",
+    "Observe",
     "ParamPlan",
     "PositionError",
     "RecompileError",
@@ -112,8 +119,10 @@ __all__ = [
     "lazy",
     "load_params",
     "mesh",
+    "probe",
     "realize",
     "save_params",
     "schedules",
+    "sinks",
     "testing",
 ]

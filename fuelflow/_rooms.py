@@ -13,6 +13,7 @@ _MODULES = {
     "Graph": "fuelflow.graph.graph",
     "History": "fuelflow.metrics.history",
     "Lazy": "fuelflow.graph.array",
+    "Monitor": "fuelflow.watch.monitor",
     "RestoreReport": "fuelflow.checkpoint.fit",
     "Restored": "fuelflow.checkpoint.restoring",
     "RunRecord": "fuelflow.checkpoint.record",
@@ -27,12 +28,13 @@ _MODULES = {
     "initialize": "fuelflow.devices.processes",
     "lazy": "fuelflow.graph.wrap",
     "load_params": "fuelflow.checkpoint.params",
+    "probe": "fuelflow.step.probe",
     "realize": "fuelflow.graph.realize",
     "save_params": "fuelflow.checkpoint.params",
 }
 
 
-_WHOLE_MODULES = ("testing",)
+_WHOLE_MODULES = {"sinks": "fuelflow.watch.sinks", "testing": "fuelflow.testing"}
 
 
 def find_public(name: str) -> Any:
@@ -42,7 +44,7 @@ def find_public(name: str) -> Any:
         AttributeError: If there is no such name.
     """
     if name in _WHOLE_MODULES:
-        return importlib.import_module(f"fuelflow.{name}")
+        return importlib.import_module(_WHOLE_MODULES[name])
     if name not in _MODULES:
         raise AttributeError(f"module `fuelflow` has no attribute `{name}`")
     return getattr(importlib.import_module(_MODULES[name]), name)

@@ -41,6 +41,11 @@ _INSPECT = """\
 What is in a directory of checkpoints: a line for each, and of the newest its steps,
 metrics, versions, and arrays by name. Nothing is loaded, and no model is needed.
 """
+_REPORT = """\
+Write one page of a run, from the records in its directory, that any browser shows
+without a network: curves, ranks, what held epochs back, parameters and events. Several
+runs are drawn on the same axes. Needs plotly: pip install 'fuelflow[report]'.
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -98,9 +103,15 @@ def _make_parser() -> argparse.ArgumentParser:
         help="show what is in a directory of checkpoints, or compare two",
         description=_INSPECT,
     )
+    report = commands.add_parser(
+        "report",
+        help="write a page of a run, or of several on the same axes",
+        description=_REPORT,
+    )
     _add_demo_options(demo)
     _add_inspect_options(inspect)
     _add_launch_options(launch)
+    _add_report_options(report)
     return parser
 
 
@@ -117,6 +128,14 @@ def _add_demo_options(demo: argparse.ArgumentParser) -> None:
         "--graph",
         action="store_true",
         help="write the loss line by line, in a lazy graph: the same numbers",
+    )
+    demo.add_argument(
+        "--serve",
+        type=_integer_from(0, 65535),
+        nargs="?",
+        const=0,
+        metavar="PORT",
+        help="show the run on a page in the browser, live (default: any free port)",
     )
     demo.add_argument(
         "--devices",
@@ -181,6 +200,22 @@ def _add_inspect_options(inspect: argparse.ArgumentParser) -> None:
     inspect.set_defaults(command=_inspect, refuse=inspect.error)
 
 
+def _add_report_options(report: argparse.ArgumentParser) -> None:
+    report.add_argument(
+        "runs", metavar="RUN_DIR", nargs="+", help="the directory of a run"
+    )
+    report.add_argument(
+        "-o",
+        dest="output",
+        metavar="FILE",
+        help="the page to write (default: report.html, in the directory of one run)",
+    )
+    report.add_argument(
+        "--open", action="store_true", help="show the page in a browser"
+    )
+    report.set_defaults(command=_report)
+
+
 def _version() -> str:
     try:
         return f"fuelflow {importlib.metadata.version('fuelflow')}"
@@ -188,17 +223,17 @@ def _version() -> str:
         return "fuelflow, run from its source without being installed"
 
 
-def _integer_from(least: int) -> Callable[[str], int]:
-    """A converter of text to an integer that fits 32 bits and is not too small."""
+def _integer_from(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """A converter of text to an integer, of 32 bits, that is not too small or large."""
 
     def convert(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
             number = None
-        if number is None or not least <= number < 2**31:
+        if number is None or not least <= number <= most:
             raise argparse.ArgumentTypeError(
-                f"must be an integer from {least} to {2**31 - 1}, got {text}"
+                f"must be an integer from {least} to {most}, got {text}"
             )
         return number
 
@@ -210,6 +245,10 @@ def _demo(options: argparse.Namespace) -> int:
 
     is_one_of_several = bool(Place.from_environment().known)
     with _ended_by_interrupt():
+        if options.serve is not None:
+            if options.devices is None and not is_one_of_several:
+                options.devices = 1
+            return _demo_in_browser(options)
         if options.devices is not None or is_one_of_several:
             return _demo_on_ranks(options)
         return _demo_on_one_device(options)
@@ -244,6 +283,26 @@ def _demo_on_ranks(options: argparse.Namespace) -> int:
         ranks.run(_demo_options(options), train, held_out, devices)
     except ranks.UnfitDevicesError as error:
         options.refuse(str(error))
+    return 0
+
+
+def _demo_in_browser(options: argparse.Namespace) -> int:
+    from fuelflow.examples import ranks, watched
+
+    if options.graph:
+        options.refuse("argument --serve: not allowed with argument --graph")
+    loaded = _load_digits(options)
+    if loaded is None:
+        return 1
+    try:
+        devices = ranks.find_devices(options.devices)
+        train, held_out = loaded
+        watched.run(_demo_options(options), train, held_out, devices, options.serve)
+    except ranks.UnfitDevicesError as error:
+        options.refuse(str(error))
+    except (ModuleNotFoundError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 
@@ -311,6 +370,28 @@ def _inspect(options: argparse.Namespace) -> int:
     except (DamagedCheckpointError, FileNotFoundError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from fuelflow._errors import DamagedCheckpointError
+    from fuelflow.watch.report import write_report
+
+    try:
+        path = write_report(options.runs, options.output)
+    except (
+        DamagedCheckpointError,
+        ModuleNotFoundError,
+        OSError,
+        ValueError,
+    ) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+    if options.open:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
     return 0
 
 

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[1]
         ("lazy", "graph.step, 8 leaves"),
         ("data", "streaming, batches of"),
         ("checkpoint", "blocked by a save, 1 MB of state"),
+        ("page", "page of 20 epochs × 16 ranks"),
         pytest.param("ranks", "Trainer epoch", marks=pytest.mark.slow),
+        pytest.param("watch", "Trainer epoch, everything on", marks=pytest.mark.slow),
     ],
 )
 def test_a_benchmark_runs_and_writes_its_rows(name, row, tmp_path):

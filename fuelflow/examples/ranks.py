@@ -57,6 +57,38 @@ def run(
     Raises:
         UnfitDevicesError: If they do not divide the batch.
     """
+    trainer = make_trainer(options, train, held_out, devices)
+    say = print if jax.process_index() == 0 else _say_nothing
+    num_steps = len(train["label"]) // options.batch_size
+    for line in _introduction(options, num_steps, devices):
+        say(line)
+    handle = trainer.run()
+    for metrics in handle:
+        say(f"  {metrics}")
+    trained = handle.join()
+    for line in _ranks(trained.history[-1]):
+        say(line)
+
+
+def make_trainer(
+    options: Options,
+    train: digits.Digits,
+    held_out: digits.Digits,
+    devices: list[Any],
+    monitor: ff.Monitor | None = None,
+) -> ff.Trainer:
+    """What trains the network on a mesh.
+
+    Args:
+        options: What the command was asked for.
+        train: Digits to learn from.
+        held_out: Digits that are only looked at.
+        devices: The ranks, of all processes.
+        monitor: Who watches.
+
+    Raises:
+        UnfitDevicesError: If the devices do not divide the batch.
+    """
     if options.batch_size % len(devices):
         raise UnfitDevicesError(
             f"argument --batch-size: must divide by {len(devices)} devices, got "
@@ -77,23 +109,15 @@ def run(
         max_grad_norm=1.0,
         mesh=mesh,
     )
-    trainer = ff.Trainer(
+    return ff.Trainer(
         loop,
         example.model,
         loader,
         epochs=options.epochs,
         eval_data=unseen,
         seed=options.seed,
+        monitor=monitor,
     )
-    say = print if jax.process_index() == 0 else _say_nothing
-    for line in _introduction(options, len(loader), devices):
-        say(line)
-    handle = trainer.run()
-    for metrics in handle:
-        say(f"  {metrics}")
-    trained = handle.join()
-    for line in _ranks(trained.history[-1]):
-        say(line)
 
 
 def _introduction(

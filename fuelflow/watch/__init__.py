@@ -1,0 +1,1 @@
+"""What a person looks at: consoles, notebooks, pages, and the tools they use."""
