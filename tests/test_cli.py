@@ -145,6 +145,11 @@ def test_the_demo_explains_its_options_and_columns(capsys):
             "argument --seed: must be an integer from 0 to",
         ),
         (["demo", "--linen", "--plain"], "--plain: not allowed with argument --linen"),
+        (
+            ["demo", "--serve", "--graph"],
+            "argument --serve: not allowed with argument --graph",
+        ),
+        (["demo", "--serve", "65536"], "argument --serve: must be an integer from 0 to"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(arguments, message, capsys):

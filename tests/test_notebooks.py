@@ -89,7 +89,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_there_are_notebooks():
-    names = ["lazy_graphs", "ranks_and_metrics", "training_loop"]
+    names = ["lazy_graphs", "ranks_and_metrics", "training_loop", "watching_a_run"]
 
     assert [path.stem for path in NOTEBOOKS] == names
 

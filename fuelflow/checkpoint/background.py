@@ -34,8 +34,9 @@ class Background:
             except BaseException as error:  # noqa: BLE001 - raised by who waits
                 self._error = error
 
-        self._thread = threading.Thread(target=run, name=self._name)
-        self._thread.start()
+        thread = threading.Thread(target=run, name=self._name)
+        thread.start()  # may fail: Python 3.12.0 and 3.12.1 start none as they end
+        self._thread = thread
 
     def wait(self) -> None:
         """Waits until nothing is under way."""

@@ -176,6 +176,9 @@ class Trainer:
     def run(self) -> TrainHandle:
         """Starts training in the background.
 
+        A program that ends waits for it; on Python 3.12.0 and 3.12.1, where nothing can
+        be saved then, wait for the handle.
+
         Raises:
             RuntimeError: If it is under way already.
         """

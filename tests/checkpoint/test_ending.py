@@ -51,6 +51,14 @@ def ended(program: str, tmp_path: Path) -> Any:
     )
 
 
+starts_threads_to_the_end = pytest.mark.skipif(
+    sys.version_info[:3] in ((3, 12, 0), (3, 12, 1)),
+    reason="these start no thread once the main program is done, which saving needs: "
+    "https://github.com/python/cpython/issues/113964",
+)
+
+
+@starts_threads_to_the_end
 def test_a_save_under_way_is_not_lost_when_the_program_ends(tmp_path: Path):
     done = ended(ENDING, tmp_path)
 
@@ -61,6 +69,7 @@ def test_a_save_under_way_is_not_lost_when_the_program_ends(tmp_path: Path):
     assert np.asarray(restored.state.params["w"]).min() == 1
 
 
+@starts_threads_to_the_end
 def test_a_program_does_not_end_before_its_run(tmp_path: Path):
     done = ended(RUNNING, tmp_path)
 
