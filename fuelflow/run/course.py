@@ -295,7 +295,9 @@ class Course:
         num_done = self._so_far.num_steps + num_steps
         place = self._epoch, num_done, self._num_updates
         self.watch.dispatched(
-            Dispatched(output, sent.outcome.layout, *place, started, waited)
+            Dispatched(
+                output, sent.outcome.layout, sent.outcome.aside, *place, started, waited
+            )
         )
 
     def _may_end_here(

@@ -48,6 +48,7 @@ class RunFacts:
         devices: The device of each rank.
         directory: Where the run is kept, if it is.
         compiles: The loop's compilations, a list that grows as they come.
+        observe_every: Steps from one that is observed to the next, if any is.
     """
 
     epochs: int
@@ -62,6 +63,7 @@ class RunFacts:
     devices: Sequence[Any]
     directory: str | None
     compiles: Sequence[CompileRecord]
+    observe_every: int | None
 
 
 class Dispatched(NamedTuple):
@@ -70,6 +72,7 @@ class Dispatched(NamedTuple):
     Attributes:
         output: What its steps say, packed, on the devices.
         layout: How it is packed.
+        aside: Histograms that wait aside, if the loop makes any.
         epoch: Its epoch.
         epoch_step: The steps of the epoch up to its last one.
         step: The updates up to its last one.
@@ -79,6 +82,7 @@ class Dispatched(NamedTuple):
 
     output: jax.Array
     layout: Layout
+    aside: jax.Array | None
     epoch: int
     epoch_step: int
     step: int
@@ -209,6 +213,7 @@ class Watch:
                     params=params_of(state, programs),
                     devices=programs.placement.rank_devices,
                     compiles=programs.log.records,
+                    observe_every=loop.observe.every_steps if loop.observe else None,
                     **facts,
                 )
             )

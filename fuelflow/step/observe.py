@@ -266,7 +266,8 @@ def read_histograms(
     if not is_many and not len(words):
         return {}
     steps = words[:, 1].astype(np.int64)
-    table = words[:, 2:].reshape(len(words), len(names), -1)
+    num_words = (words.shape[1] - 2) // len(names)
+    table = words[:, 2:].reshape(len(words), len(names), num_words)
     ends = np.ascontiguousarray(table[..., :2]).view(np.float32)
     counts = table[..., 2:].astype(np.int32)
     if is_many:

@@ -149,6 +149,11 @@ class StepOutcome:
         assert self._words is not None
         return self._words
 
+    @property
+    def aside(self) -> Array | None:
+        """The histograms that are on the devices, of one dispatch; None if none."""
+        return self._asides[0] if self._asides else None
+
     def is_ready(self) -> bool:
         """Whether reading would not wait."""
         if self._values is not None:
@@ -196,6 +201,7 @@ class StepOutcome:
         """The same outcome, not tied to a run: reading it never raises."""
         alone = StepOutcome(self._words, self._layout)
         alone._values, alone._uneven = self._values, self._uneven
+        alone._asides = self._asides
         alone._parts = [part.detached() for part in self._parts]
         return alone
 

@@ -21,6 +21,7 @@ from fuelflow.watch.sampler import Sampler, Sight
 # is looked at now and then, so that the screen does not stand still meanwhile.
 _PROMPT_SECS = 0.5
 _MAX_PENDING = 128
+_MAX_WANTED = 16
 # Of epochs that are shorter not each has a sample of its last step.
 _SECS_BETWEEN_ENDS = 0.1
 
@@ -43,11 +44,25 @@ class Pending:
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
         self._sights: deque[Sight] = deque(maxlen=_MAX_PENDING)
+        self._wanted: deque[Sight] = deque(maxlen=_MAX_WANTED)
         self._is_prompt = False
 
-    def add(self, sight: Sight) -> None:
-        """Takes note of a step that was sent off."""
-        self._sights.append(sight)
+    def add(self, sight: Sight, *, must_be_read: bool = False) -> None:
+        """Takes note of a step that was sent off.
+
+        Args:
+            sight: The step.
+            must_be_read: Whether it is to have a record, whatever comes after it.
+        """
+        (self._wanted if must_be_read else self._sights).append(sight)
+
+    def _observed(self, until: int, secs_compiling: float) -> list[Record]:
+        """The records of steps that were to have one, up to a step that is done."""
+        records: list[Record] = []
+        while self._wanted and self._wanted[0].step <= until:
+            sight = self._wanted.popleft()
+            records += self.sampler.sample(sight, time.time(), secs_compiling)
+        return records
 
     def poll(self, secs_compiling: float) -> list[Record]:
         """The records of the last step that is done, if it has none yet."""
@@ -62,12 +77,14 @@ class Pending:
             return []
         secs = time.perf_counter() - done.started
         self._is_prompt = secs < _PROMPT_SECS
-        return self.sampler.sample(done, time.time(), secs_compiling)
+        observed = self._observed(done.step, secs_compiling)
+        return observed + self.sampler.sample(done, time.time(), secs_compiling)
 
     def end(self, sight: Sight, at: float, secs_compiling: float) -> list[Record]:
         """The records of a step that was done at some time, as were all before it."""
         self._sights.clear()
-        return self.sampler.sample(sight, at, secs_compiling)
+        observed = self._observed(sight.step, secs_compiling)
+        return observed + self.sampler.sample(sight, at, secs_compiling)
 
 
 class _Opening(NamedTuple):
@@ -107,12 +124,21 @@ class TrainerFollower:
         compiles: Its compilations, a list that grows as they come.
         sampler: Makes the records of steps.
         step: The updates that were done before.
+        observe_every: Steps from one that is observed to the next, of each of which
+            there is to be a record, if it is not too soon after another; or None.
     """
 
     def __init__(
-        self, compiles: Sequence[CompileRecord], sampler: Sampler, step: int
+        self,
+        compiles: Sequence[CompileRecord],
+        sampler: Sampler,
+        step: int,
+        observe_every: int | None = None,
     ) -> None:
         self._first_step = step
+        self._observe_every = observe_every
+        self._num_observed = step // (observe_every or 1)
+        self._observed: deque[Dispatched] = deque(maxlen=1)
         self._thread = threading.get_ident()
         self._compiles, self._num_compiles = compiles, len(compiles)
         self._secs_compiling = 0.0
@@ -133,6 +159,11 @@ class TrainerFollower:
         if before is None or before.epoch != dispatched.epoch:
             step = self._first_step if before is None else before.step
             self._opening = _Opening(step, dispatched, len(self._compiles))
+        if self._observe_every is not None:
+            num_observed = dispatched.step // self._observe_every
+            if num_observed != self._num_observed:
+                self._num_observed = num_observed
+                self._observed.append(dispatched)
 
     def note_done(self) -> None:
         """All steps that were sent off are done."""
@@ -152,6 +183,9 @@ class TrainerFollower:
         """The records of what happened since the last time."""
         newest, opening = self._newest, self._opening
         yield from self._phase_now(is_getting_on=newest is not self._added)
+        if self._observed:
+            observed = self._observed.pop()
+            self._pending.add(_sight(observed), must_be_read=True)
         while self._told:
             told = self._told.popleft()
             if isinstance(told, Record):
@@ -216,7 +250,7 @@ def phase_of(thread: int) -> str:
 
 def _sight(dispatched: Dispatched) -> Sight:
     return Sight(
-        StepOutcome(dispatched.output, dispatched.layout),
+        StepOutcome(dispatched.output, dispatched.layout, aside=dispatched.aside),
         epoch=dispatched.epoch,
         epoch_step=dispatched.epoch_step,
         step=dispatched.step,

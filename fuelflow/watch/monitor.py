@@ -234,7 +234,10 @@ class Monitor:
         here = jax.process_index()
         devices = [each for each in facts.devices if each.process_index == here]
         follower = TrainerFollower(
-            facts.compiles, Sampler(devices, facts.batch_size), facts.step
+            facts.compiles,
+            Sampler(devices, facts.batch_size),
+            facts.step,
+            facts.observe_every,
         )
         self._follower = follower
         run = make_run(facts, directory)

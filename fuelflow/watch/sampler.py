@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fuelflow.step.outcome import METRIC, StepOutcome
+from fuelflow.metrics.plain import to_plain
+from fuelflow.step.outcome import StepOutcome
 from fuelflow.watch.making import make_event, make_record, plain_metrics
 from fuelflow.watch.records import Record
 from fuelflow.watch.resources import HostUse, device_memory
 
 # Over so many seconds a speed is measured, if they are of one epoch.
 _SPEED_SECS = 1.0
+_SAID = ("loss", "grad_norm", "lr", "global_step", "num_skipped")
 
 
 class Sight(NamedTuple):
@@ -56,12 +58,12 @@ class Sight(NamedTuple):
         Waits for the step. None is what it does not say.
         """
         if isinstance(self.outcome, StepOutcome):
-            said = {name: _last(v) for name, v in self.outcome.realize().items()}
-            metrics = {
-                name.removeprefix(METRIC): value
-                for name, value in said.items()
-                if name.startswith(METRIC)
+            said = {
+                name: _last(v)
+                for name, v in self.outcome.realize().items()
+                if name in _SAID
             }
+            metrics = _metrics_of(self.outcome)
             step, num_skipped = int(said["global_step"]), int(said["num_skipped"])
         else:
             metrics = {name: _last(value) for name, value in self.outcome.items()}
@@ -74,6 +76,7 @@ class Sight(NamedTuple):
             "step": step,
             "num_skipped": num_skipped,
             "metrics": plain_metrics(metrics),
+            **_histograms_of(self.outcome),
         }
 
 
@@ -200,6 +203,35 @@ class Sampler:
         steps = "a step was" if num == 1 else f"{num} steps were"
         text = f"{steps} left out, not being finite; {now} in all"
         return [make_event("warning", "skipped", text, record["step"], record["time"])]
+
+
+def _metrics_of(outcome: StepOutcome) -> dict[str, Any]:
+    """The metrics of a step, or of the last of several; of parameters, where seen."""
+    metrics = {name: _last(value) for name, value in outcome.metrics.items()}
+    for name in outcome.layout.observed:
+        seen = np.ravel(outcome.metrics[name])
+        seen = seen[~np.isnan(seen)]
+        if seen.size:
+            metrics[name] = float(seen[-1])
+        else:
+            del metrics[name]
+    return metrics
+
+
+def _histograms_of(outcome: Any) -> dict[str, Any]:
+    """What a record says of histograms, if any were made."""
+    if not isinstance(outcome, StepOutcome) or not np.size(outcome.loss):
+        return {}
+    histograms = {
+        name: {
+            "low": float(np.ravel(found.low)[-1]),
+            "high": float(np.ravel(found.high)[-1]),
+            "counts": np.atleast_2d(found.counts)[-1].tolist(),
+        }
+        for name, found in outcome.histograms.items()
+        if np.size(found.step)
+    }
+    return {"histograms": to_plain(histograms)} if histograms else {}
 
 
 def _last(value: Any) -> Any:

@@ -149,6 +149,18 @@ def test_a_run_has_an_entry_for_each_observed_step():
     assert np.isfinite(norms).tolist() == [False, False, True] * 3 + [False]
 
 
+def test_a_run_without_an_observed_step_has_no_entries():
+    loop = _loop(observe=EVERYTHING)
+    state = loop.init(KINDS[0].make())
+
+    _, outcome = loop.run(state, make_batches(2), steps_per_call=2)
+
+    found = outcome.histograms["param_histogram.first.kernel"]
+    assert found.step.shape == found.low.shape == (0,)
+    assert found.counts.shape == (0, 8)
+    assert np.isnan(outcome.metrics["grad_norm.first.kernel"]).all()
+
+
 def test_values_that_are_not_finite_are_in_no_bin():
     def loss_fn(params: Any, batch: Any) -> Any:
         return (params["w"] * batch["x"]).sum(axis=1)
