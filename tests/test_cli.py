@@ -149,7 +149,10 @@ def test_the_demo_explains_its_options_and_columns(capsys):
             ["demo", "--serve", "--graph"],
             "argument --serve: not allowed with argument --graph",
         ),
-        (["demo", "--serve", "65536"], "argument --serve: must be an integer from 0 to"),
+        (
+            ["demo", "--serve", "65536"],
+            "argument --serve: must be an integer from 0 to",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(arguments, message, capsys):

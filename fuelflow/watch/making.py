@@ -100,7 +100,7 @@ def run_name(directory: Path | None) -> str:
     if directory is not None:
         return directory.resolve().name
     module = getattr(sys.modules["__main__"], "__spec__", None)
-    if "ipykernel" in sys.modules:
+    if "ipykernel.kernelapp" in sys.modules:
         # Jupyter tells a kernel which notebook it is for; other programs do not.
         program = Path(os.environ.get("JPY_SESSION_NAME", "")).stem or "notebook"
     elif module is not None:  # python -m module

@@ -2,10 +2,15 @@
 
 A sink is anything that can be called with a `Record`. If it has a ``close``, that is
 called at the end. Each has a thread of its own: it may be slow, block or raise, and the
-run neither waits for it nor fails. So other trackers take a line or three:
+run neither waits for it nor fails. So other trackers take three lines:
 
-    wandb.init(project="digits")
-    monitor = ff.Monitor(sinks=[lambda record: wandb.log(record.scalars, record.step)])
+    run = wandb.init(project="digits")
+
+    def sink(record: ff.sinks.Record) -> None:
+        if record.scalars:
+            run.log(record.scalars, record.step)
+
+    monitor = ff.Monitor(sinks=[sink])
 """
 
 from fuelflow.watch.records import Record
