@@ -27,8 +27,8 @@ from timing import Row, Target, interleaved, make_parser, make_row, report
 
 from fuelflow.metrics.plain import to_plain
 from fuelflow.metrics.ranks import RankRecord, reduce_ranks
-from fuelflow.watch.page import make_page, save_page
-from fuelflow.watch.reading import read_records
+from fuelflow.watch.pages.page import make_page, save_page
+from fuelflow.watch.record.reading import read_records
 
 STEPS = 100
 TWO_SECS = Target(text="≤ 2 s", max_ratio=1.0)

@@ -375,7 +375,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from fuelflow._errors import DamagedCheckpointError
-    from fuelflow.watch.report import write_report
+    from fuelflow.watch.pages.report import write_report
 
     try:
         path = write_report(options.runs, options.output)

@@ -22,14 +22,14 @@ from rich.terminal_theme import DIMMED_MONOKAI
 import fuelflow as ff
 from fuelflow.examples import digits, ranks
 from fuelflow.examples.demo import Options
-from fuelflow.watch.curves import Curves
-from fuelflow.watch.epoch_rows import EpochRows
-from fuelflow.watch.frame import Frame
-from fuelflow.watch.glyphs import UNICODE
-from fuelflow.watch.newest import NewestMetrics
-from fuelflow.watch.panel import panel_html
-from fuelflow.watch.story import Story
-from fuelflow.watch.styled import Lines
+from fuelflow.watch.record.story import Story
+from fuelflow.watch.screens.curves import Curves
+from fuelflow.watch.screens.epoch_rows import EpochRows
+from fuelflow.watch.screens.frame import Frame
+from fuelflow.watch.screens.glyphs import UNICODE
+from fuelflow.watch.screens.newest import NewestMetrics
+from fuelflow.watch.screens.panel import panel_html
+from fuelflow.watch.screens.styled import Lines
 
 FOLDER = Path(__file__).parent / "pictures"
 NUM_RANKS, EPOCHS = 8, 24

@@ -5,7 +5,7 @@ import math
 from metric_records import make_metrics, make_record
 
 from fuelflow.metrics.plain import to_plain
-from fuelflow.watch.story import Story
+from fuelflow.watch.record.story import Story
 
 START = 1_800_000_000.0
 SECS_PER_STEP = 0.02

@@ -13,9 +13,9 @@ from fuelflow.run.watchdog import doing
 from fuelflow.run.watching import Dispatched
 from fuelflow.step.outcome import StepOutcome
 from fuelflow.step.program import CompileRecord
-from fuelflow.watch.making import make_compile, make_event, make_record
-from fuelflow.watch.records import Record
-from fuelflow.watch.sampler import Sampler, Sight
+from fuelflow.watch.record.making import make_compile, make_event, make_record
+from fuelflow.watch.record.records import Record
+from fuelflow.watch.record.sampler import Sampler, Sight
 
 # A step that is done so soon after it was sent off is waited for. One that takes longer
 # is looked at now and then, so that the screen does not stand still meanwhile.

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from fuelflow.watch.following import Follower
-from fuelflow.watch.log import RecordLog
-from fuelflow.watch.records import LIVE_KINDS, Record
+from fuelflow.watch.record.log import RecordLog
+from fuelflow.watch.record.records import LIVE_KINDS, Record
+from fuelflow.watch.record.story import Story
+from fuelflow.watch.screens.views import View
 from fuelflow.watch.sinks.delivery import Delivery
-from fuelflow.watch.story import Story
-from fuelflow.watch.views import View
 
 logger = logging.getLogger("fuelflow")
 

@@ -18,22 +18,22 @@ from fuelflow.step.checks import checked_choice
 from fuelflow.step.outcome import StepOutcome
 from fuelflow.watch.following import Follower, TrainerFollower
 from fuelflow.watch.hub import Hub
-from fuelflow.watch.log import RecordLog
-from fuelflow.watch.making import (
+from fuelflow.watch.passes import HandFollower
+from fuelflow.watch.record.log import RecordLog
+from fuelflow.watch.record.making import (
     make_end,
     make_event,
     make_record,
     make_run,
     run_name,
 )
-from fuelflow.watch.passes import HandFollower
-from fuelflow.watch.reading import FILE_NAME, read_records
-from fuelflow.watch.records import Record, folded
-from fuelflow.watch.sampler import Sampler
+from fuelflow.watch.record.reading import FILE_NAME, read_records
+from fuelflow.watch.record.records import Record, folded
+from fuelflow.watch.record.sampler import Sampler
+from fuelflow.watch.record.story import Story
+from fuelflow.watch.screens.views import Display, View, choose_view
 from fuelflow.watch.sinks.delivery import Delivery
 from fuelflow.watch.sinks.jsonl import JsonLines
-from fuelflow.watch.story import Story
-from fuelflow.watch.views import Display, View, choose_view
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ class Monitor:
             ImportError: If the extra ``report`` is not installed.
             OSError: If the file cannot be written.
         """
-        from fuelflow.watch.page import save_page
+        from fuelflow.watch.pages.page import save_page
 
         save_page(path, self.records, title=self._title())
 
@@ -181,7 +181,7 @@ class Monitor:
             ImportError: If the extra ``report`` is not installed.
             OSError: If the port is taken.
         """
-        from fuelflow.watch.server import Server
+        from fuelflow.watch.pages.server import Server
 
         self._require_open()
         if self._server is None:

@@ -13,9 +13,9 @@ from fuelflow.run.compiling import secs_compiled
 from fuelflow.step.batch import Batch, Stretch, Stretchable
 from fuelflow.step.outcome import METRIC, StepOutcome
 from fuelflow.watch.following import Pending
-from fuelflow.watch.making import make_loose_run, make_record, plain_metrics
-from fuelflow.watch.records import Record
-from fuelflow.watch.sampler import Sampler, Sight
+from fuelflow.watch.record.making import make_loose_run, make_record, plain_metrics
+from fuelflow.watch.record.records import Record
+from fuelflow.watch.record.sampler import Sampler, Sight
 
 T = TypeVar("T")
 _LOSS = ("loss", "grad_norm", "lr")

@@ -21,11 +21,11 @@ from watched_stories import (
     story_of,
 )
 
-from fuelflow.watch.console import ConsoleView
-from fuelflow.watch.epoch_rows import EpochRows
-from fuelflow.watch.frame import Frame
-from fuelflow.watch.glyphs import ASCII, UNICODE
-from fuelflow.watch.styled import width_of
+from fuelflow.watch.screens.console import ConsoleView
+from fuelflow.watch.screens.epoch_rows import EpochRows
+from fuelflow.watch.screens.frame import Frame
+from fuelflow.watch.screens.glyphs import ASCII, UNICODE
+from fuelflow.watch.screens.styled import width_of
 
 # Until 12 epochs and 30 steps of the next are done.
 NOW = START + 4 + 0.02 * 1230

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from watched_stories import records_of, run_record, step_record, story_of
 
-from fuelflow.watch.curves import Curve, Curves, scale_of
-from fuelflow.watch.spark import dotted, sparkline
-from fuelflow.watch.story import Story
+from fuelflow.watch.record.story import Story
+from fuelflow.watch.screens.curves import Curve, Curves, scale_of
+from fuelflow.watch.screens.spark import dotted, sparkline
 
 VALUES = st.lists(st.floats(), min_size=1, max_size=100)
 

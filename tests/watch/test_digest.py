@@ -13,11 +13,11 @@ from watch_records import (
     step_record,
 )
 
-from fuelflow.watch import digest
-from fuelflow.watch.bins import MAX_EPOCHS, MAX_RANKS, RankBins
-from fuelflow.watch.columns import columns, thin
-from fuelflow.watch.digest import MAX_ROWS, Digest
-from fuelflow.watch.page import plain_json
+from fuelflow.watch.pages import digest
+from fuelflow.watch.pages.bins import MAX_EPOCHS, MAX_RANKS, RankBins
+from fuelflow.watch.pages.columns import columns, thin
+from fuelflow.watch.pages.digest import MAX_ROWS, Digest
+from fuelflow.watch.pages.page import plain_json
 
 
 def test_thinned_rows_keep_every_extreme_and_the_ends():

@@ -3,8 +3,8 @@
 import threading
 from itertools import pairwise
 
-from fuelflow.watch.log import RecordLog
-from fuelflow.watch.records import folded, thinned
+from fuelflow.watch.record.log import RecordLog
+from fuelflow.watch.record.records import folded, thinned
 
 
 def step(number, **others):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SAY = "from fuelflow.watch.making import run_name; print(run_name(None))"
+SAY = "from fuelflow.watch.record.making import run_name; print(run_name(None))"
 IN_A_KERNEL = f"import sys; sys.modules['ipykernel.kernelapp'] = None; {SAY}"
 
 

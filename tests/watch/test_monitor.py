@@ -20,8 +20,8 @@ from rank_problems import small_batch, small_loop, small_model
 import fuelflow as ff
 from fuelflow.run.watching import RunFacts
 from fuelflow.watch import hub
-from fuelflow.watch.reading import read_records
-from fuelflow.watch.story import Story
+from fuelflow.watch.record.reading import read_records
+from fuelflow.watch.record.story import Story
 
 SIZE, NUM_ROWS, EPOCHS = 16, 67, 3
 STEPS = 5

@@ -17,9 +17,9 @@ from watched_stories import (
     story_of,
 )
 
-from fuelflow.watch.curves import Curves
-from fuelflow.watch.newest import NewestMetrics
-from fuelflow.watch.panel import panel_html
+from fuelflow.watch.screens.curves import Curves
+from fuelflow.watch.screens.newest import NewestMetrics
+from fuelflow.watch.screens.panel import panel_html
 
 NAME = "<script>alert('&amp;')</script>"
 BY_HAND = """
@@ -97,8 +97,8 @@ def test_a_cell_s_output_ends_with_the_last_values():
 
 def test_the_last_picture_comes_however_early_it_is():
     source = """
-from fuelflow.watch.story import Story
-from fuelflow.watch.views import choose_view
+from fuelflow.watch.record.story import Story
+from fuelflow.watch.screens.views import choose_view
 
 view, story = choose_view(), Story()
 for record in records:

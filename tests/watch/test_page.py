@@ -19,7 +19,7 @@ from watch_records import (
 )
 
 from fuelflow.metrics.epoch import EpochMetrics
-from fuelflow.watch.page import make_comparison, make_page, save_page
+from fuelflow.watch.pages.page import make_comparison, make_page, save_page
 
 TAGS = "<img src=x onerror=fail()>%{x}&lt;$a$</script><!--\u2028{{title}}"
 
@@ -362,7 +362,7 @@ def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path):
 def test_without_plotly_it_names_the_extra():
     program = (
         "import sys; sys.modules['plotly'] = None\n"
-        "from fuelflow.watch.page import make_page\n"
+        "from fuelflow.watch.pages.page import make_page\n"
         "make_page([], title='a run')"
     )
     done = subprocess.run(

@@ -16,9 +16,9 @@ from watched_stories import (
     story_of,
 )
 
-from fuelflow.watch.plain import PlainView
-from fuelflow.watch.story import Story
-from fuelflow.watch.views import choose_view
+from fuelflow.watch.record.story import Story
+from fuelflow.watch.screens.plain import PlainView
+from fuelflow.watch.screens.views import choose_view
 
 PIPED = """
 from fuelflow.watch.monitor import Monitor

@@ -10,7 +10,7 @@ from watch_records import make_run, run_record, step_record, write_records
 
 import fuelflow as ff
 from fuelflow.cli import main
-from fuelflow.watch.report import write_report
+from fuelflow.watch.pages.report import write_report
 
 
 def page_of(path):

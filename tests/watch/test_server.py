@@ -24,9 +24,9 @@ from watch_records import (
     step_record,
 )
 
-from fuelflow.watch import feed, readers, server
-from fuelflow.watch.log import RecordLog
-from fuelflow.watch.server import Server
+from fuelflow.watch.pages import feed, readers, server
+from fuelflow.watch.pages.server import Server
+from fuelflow.watch.record.log import RecordLog
 
 
 @pytest.fixture(scope="module")
@@ -414,8 +414,8 @@ def test_a_page_is_kept_by_no_cache_and_named_to_no_other_site(serve):
 def test_without_its_packages_it_names_the_extra(package):
     program = (
         f"import sys; sys.modules[{package!r}] = None\n"
-        "from fuelflow.watch.log import RecordLog\n"
-        "from fuelflow.watch.server import Server\n"
+        "from fuelflow.watch.record.log import RecordLog\n"
+        "from fuelflow.watch.pages.server import Server\n"
         "Server(RecordLog(), title='a run').start()"
     )
     done = subprocess.run(

@@ -15,8 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from watched_stories import epoch_record, records_of, run_record, step_record
 
 import fuelflow as ff
-from fuelflow.watch.reading import read_records
-from fuelflow.watch.records import Record
+from fuelflow.watch.record.reading import read_records
+from fuelflow.watch.record.records import Record
 from fuelflow.watch.sinks.delivery import Delivery
 
 

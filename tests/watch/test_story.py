@@ -3,7 +3,7 @@
 import pytest
 from metric_records import make_metrics
 
-from fuelflow.watch.story import MAX_STEPS, Story
+from fuelflow.watch.record.story import MAX_STEPS, Story
 
 START = 1_000.0
 

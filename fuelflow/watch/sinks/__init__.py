@@ -13,7 +13,7 @@ run neither waits for it nor fails. So other trackers take three lines:
     monitor = ff.Monitor(sinks=[sink])
 """
 
-from fuelflow.watch.records import Record
+from fuelflow.watch.record.records import Record
 from fuelflow.watch.sinks.csv import Csv
 from fuelflow.watch.sinks.jsonl import JsonLines
 from fuelflow.watch.sinks.tensorboard import TensorBoard

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, final
 
-from fuelflow.watch.records import Record
+from fuelflow.watch.record.records import Record
 
 _FIRST = ("kind", "epoch", "step", "time")
 _KINDS = ("epoch", "pass", "step")

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from fuelflow.watch.records import Record
+from fuelflow.watch.record.records import Record
 
 logger = logging.getLogger("fuelflow")
 

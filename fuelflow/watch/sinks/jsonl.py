@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, final
 
 from fuelflow.step.checks import checked_count
-from fuelflow.watch.reading import FILE_NAME, read_record, read_records
-from fuelflow.watch.records import LIVE_KINDS, Record, folded, thinned
+from fuelflow.watch.record.reading import FILE_NAME, read_record, read_records
+from fuelflow.watch.record.records import LIVE_KINDS, Record, folded, thinned
 
 MAX_BYTES = 64 * 2**20
 _SECS_BETWEEN_TRIES = 60.0

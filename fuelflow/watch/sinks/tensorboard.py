@@ -6,7 +6,7 @@ from typing import Any, final
 
 import numpy as np
 
-from fuelflow.watch.records import Record, number
+from fuelflow.watch.record.records import Record, number
 
 MAX_RANKS = 16
 _numbers = count()
