@@ -387,7 +387,7 @@ class Course:
             clocks,
             epoch=self._epoch,
             num_steps=had.num_steps,
-            global_step=int(row["global_step"]),
+            global_step=int(self.state.step),
             num_skipped=int(row["num_skipped"]) - had.num_skipped,
             lr=float(row["lr"]) if "lr" in row else None,
         )

@@ -195,6 +195,18 @@ def test_skipped_steps_are_counted_and_in_no_mean():
     assert np.isfinite(history[0].avg_loss)
 
 
+def test_the_count_of_updates_leaves_out_a_last_step_that_was_skipped():
+    bad = small_batch()
+    bad["x"][0] = np.nan
+    batches = [small_batch(), bad]
+    loop = small_loop(0, nonfinite="skip")
+    trained = ff.Trainer(loop, small_model(), batches, epochs=2).fit()
+
+    assert [metrics.num_steps for metrics in trained.history] == [2, 2]
+    assert [metrics.global_step for metrics in trained.history] == [1, 2]
+    assert int(trained.state.step) == 2
+
+
 # Callbacks.
 
 
