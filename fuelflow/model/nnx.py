@@ -120,7 +120,8 @@ class BoundNNX:
                 raise ValueError(
                     f"the forward pass assigns to parameter `{name}`, which only the "
                     "optimizer may change: make it a variable of another type than "
-                    "nnx.Param"
+                    "nnx.Param; or, if an nnx.jit or nnx.remat inside of the model "
+                    "writes it back as it was, give that `graph_updates=False`"
                 )
         for name in after:
             if name not in self.params and name not in self.variables:

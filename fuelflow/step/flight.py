@@ -13,6 +13,7 @@ import jax
 from fuelflow._errors import NonFiniteError
 from fuelflow.step.batch import Stretch
 from fuelflow.step.outcome import StepOutcome
+from fuelflow.step.state import evolve
 from fuelflow.step.packing import Layout
 
 logger = logging.getLogger("fuelflow")
@@ -143,7 +144,11 @@ class Flight:
         """The error with what caused it."""
         from fuelflow.step.replay import Cause  # which most runs never need
 
-        error.state = None if self.latest is None else self.latest()
+        state = None if self.latest is None else self.latest()
+        if state is not None and state.sums is not None:
+            # A trainer's account of an epoch ends with that epoch.
+            state = evolve(state, sums=None)
+        error.state = state
         if taken is not None:
             error.hold(Cause(*taken, index=index, error=error))
         return error

@@ -90,6 +90,7 @@ class Host:
         Raises:
             UsedStateError: If a step has taken over its buffers.
         """
+        _require_state(state)
         trained = self._trained_names(state.definition)
         if state.step.is_deleted():
             raise UsedStateError("step")
@@ -147,11 +148,7 @@ class Host:
         return state, programs
 
     def _admit(self, state: TrainState) -> tuple[TrainState, Programs]:
-        if not isinstance(state, TrainState):
-            raise TypeError(
-                "`state` must be a TrainState from loop.init or loop.step, "
-                f"got a {type(state).__name__}"
-            )
+        _require_state(state)
         arrays = arrays_of(state)
         for path, leaf in jax.tree_util.tree_flatten_with_path(arrays)[0]:
             if isinstance(leaf, jax.Array) and leaf.is_deleted():
@@ -242,3 +239,11 @@ def _with_kept(fresh: Any, old: Any) -> Any:
 
 
 _OTHER_MODEL = ("the model", "of another structure", "the one this loop was given")
+
+
+def _require_state(state: Any) -> None:
+    if not isinstance(state, TrainState):
+        raise TypeError(
+            "`state` must be a TrainState from loop.init or loop.step, "
+            f"got a {type(state).__name__}"
+        )

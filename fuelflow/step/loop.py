@@ -191,6 +191,7 @@ class TrainingLoop:
             state: The state, usable afterwards only through the one returned.
 
         Raises:
+            TypeError: If it is no `TrainState`.
             UsedStateError: If a step has taken over the state's buffers.
             ValueError: If a pattern of this loop selects nothing.
         """

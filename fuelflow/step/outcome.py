@@ -154,6 +154,15 @@ class StepOutcome:
         """The histograms that are on the devices, of one dispatch; None if none."""
         return self._asides[0] if self._asides else None
 
+    @property
+    def num_steps(self) -> int:
+        """Of how many steps it is, without waiting."""
+        if self._parts:
+            return sum(part.num_steps for part in self._parts)
+        if self._words is not None:
+            return self._words.shape[0] if self._words.ndim > 1 else 1
+        return np.size(self.realize()["finite"])
+
     def is_ready(self) -> bool:
         """Whether reading would not wait."""
         if self._values is not None:

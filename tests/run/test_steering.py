@@ -131,3 +131,11 @@ def test_a_state_of_fewer_trained_parameters_is_refused_until_adopted():
     with pytest.raises(ff.StateMismatchError, match="missing .*first.kernel"):
         whole.step(state, make_batches(1)[0])
     whole.step(whole.adopt(state), make_batches(1)[0])
+
+
+@pytest.mark.parametrize("wrong", [3, None, {}])
+def test_what_is_no_state_is_not_adopted(wrong: Any):
+    loop = ff.TrainingLoop(lambda p, b: p["w"] * b["x"], optax.sgd, schedule=0.1)
+
+    with pytest.raises(TypeError, match="`state` must be a TrainState .* got a"):
+        loop.adopt(wrong)

@@ -347,6 +347,19 @@ def test_the_error_of_a_trainer_is_replayed_after_the_run():
     assert info.value.replay().rows == (2,)
 
 
+def test_an_error_s_state_is_trained_on_without_the_account_of_its_epoch():
+    rows = np.arange(16, dtype=np.float32).reshape(4, 4)
+    loop = ff.TrainingLoop(root_loss, optax.sgd, schedule=1e-3)
+    batches = [{"x": rows + 1}, {"x": -rows - 1}]
+    trainer = ff.Trainer(loop, {"w": np.float32(1)}, batches, epochs=1)
+    with pytest.raises(ff.NonFiniteError) as info:
+        trainer.fit()
+    again = ff.Trainer(loop, info.value.state, batches[:1], epochs=1).fit()
+
+    assert info.value.state.sums is None
+    assert list(again.history[0].per_rank_samples) == [4]
+
+
 def test_a_copied_error_and_one_whose_state_is_gone_say_why_they_cannot():
     loop = ff.TrainingLoop(product_loss, optax.sgd, schedule=0.1)
     _, outcome = loop.step(loop.init(ONE), {"x": BAD})
