@@ -237,7 +237,9 @@ class _Carrier:
                 continue
             operands = [read(atom) for atom in part.invars]
             if part.primitive is record:
-                new = {part.params["name"]: self.rows.read(*operands)}
+                num_mapped = part.params["num_mapped"]
+                mean = self.rows.read(*operands, num_mapped=num_mapped)
+                new = {part.params["name"]: mean}
             else:
                 results, new = self._step_into(part, operands)
                 known |= zip(part.outvars, results, strict=True)

@@ -13,8 +13,8 @@ import jax
 from fuelflow._errors import NonFiniteError
 from fuelflow.step.batch import Stretch
 from fuelflow.step.outcome import StepOutcome
-from fuelflow.step.state import evolve
 from fuelflow.step.packing import Layout
+from fuelflow.step.state import evolve
 
 logger = logging.getLogger("fuelflow")
 

@@ -35,11 +35,12 @@ def probe(name: str, value: Any, weight: Any = None) -> None:
     condition or a loop that goes another way for each row, it runs every way for every
     row, and so are they recorded; a ``weight`` of 0 leaves out what is not meant.
 
-    Of rows of weight 0, such as fill a last batch up, nothing is recorded: a leading
-    axis of the batch's size is taken for the batch's, and so is that of a `jax.vmap`
-    over its rows. A value without one cannot be told apart by row, so it is left out of
-    a batch that has such rows, with weight 0. (A scalar metric instead keeps a batch
-    from being filled up; to observe changes nothing.)
+    Of rows of weight 0, such as fill a last batch up, nothing is recorded: the leading
+    axis of a value is taken for the batch's if it has the batch's size, and if not, an
+    axis of that size that a `jax.vmap` goes over. A value without one cannot be told
+    apart by row, so it is left out of a batch that has such rows, with weight 0. (A
+    scalar metric instead keeps a batch from being filled up; to observe changes
+    nothing.)
 
     Args:
         name: The name of the metric.
@@ -75,7 +76,7 @@ def probe(name: str, value: Any, weight: Any = None) -> None:
     operands = (array,)
     if weight is not None:
         operands = (array, broadcast_weight(weight, array, what))
-    record.bind(*operands, name=name)
+    record.bind(*operands, name=name, num_mapped=0)
 
 
 def _read_value(value: Any, what: str) -> Array:
@@ -118,28 +119,30 @@ def _effects() -> Any:
     return jax.make_jaxpr(look)(np.float32(0)).effects
 
 
-def _abstract(*operands: Any, name: str) -> tuple[list[Any], Any]:
+def _abstract(*operands: Any, **facts: Any) -> tuple[list[Any], Any]:
     """No results, and an effect that keeps it in a program."""
-    del operands, name
+    del operands, facts
     return [], _effects()
 
 
-def _impl(*operands: Any, name: str) -> list[Any]:
+def _impl(*operands: Any, name: str, num_mapped: int) -> list[Any]:
     """Outside of any trace."""
     told = witness.get()
     if told is not None:
-        told.add(name, *operands)
+        told.add(name, *operands, num_mapped=num_mapped)
     return []
 
 
-def _jvp(primals: Any, tangents: Any, *, name: str) -> tuple[list[Any], list[Any]]:
+def _jvp(primals: Any, tangents: Any, **facts: Any) -> tuple[list[Any], list[Any]]:
     """Of the values alone."""
     del tangents
-    return record.bind(*primals, name=name), []
+    return record.bind(*primals, **facts), []
 
 
-def _batched(operands: Any, axes: Any, *, name: str) -> tuple[list[Any], list[Any]]:
-    """Of all rows, as a leading axis."""
+def _batched(
+    operands: Any, axes: Any, *, name: str, num_mapped: int
+) -> tuple[list[Any], list[Any]]:
+    """Of all that it is mapped over, as a leading axis."""
     size = next(
         operand.shape[axis]
         for operand, axis in zip(operands, axes, strict=True)
@@ -151,7 +154,7 @@ def _batched(operands: Any, axes: Any, *, name: str) -> tuple[list[Any], list[An
         else jnp.moveaxis(operand, axis, 0)
         for operand, axis in zip(operands, axes, strict=True)
     ]
-    return record.bind(*rows, name=name), []
+    return record.bind(*rows, name=name, num_mapped=num_mapped + 1), []
 
 
 def _kept(*arguments: Any) -> tuple[list[bool], Any]:
@@ -182,9 +185,9 @@ def _is_asked_by_linen() -> bool:
     return False
 
 
-def _lower(context: Any, *operands: Any, name: str) -> list[Any]:
+def _lower(context: Any, *operands: Any, **facts: Any) -> list[Any]:
     """To nothing, in a program that nobody carries it out of."""
-    del context, operands, name
+    del context, operands, facts
     return []
 
 

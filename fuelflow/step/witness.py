@@ -26,22 +26,38 @@ class PassRows:
     size: int | None
     weight: Array | None = None
 
-    def read(self, value: Array, weight: Array | None = None) -> Mean:
+    def read(
+        self, value: Array, weight: Array | None = None, *, num_mapped: int = 0
+    ) -> Mean:
         """The sum that a recorded value stands for, and its weight.
 
         Without a ``weight`` it is a mean, and counts once.
+
+        Args:
+            value: The value, behind axes that it was mapped over.
+            weight: Its weight, of the same shape.
+            num_mapped: How many those are.
         """
         value = jax.lax.stop_gradient(value).astype(jnp.float32)
         each = jnp.ones_like(value) if weight is None else weight.astype(jnp.float32)
         if self.weight is not None:
-            if value.shape[:1] == (self.size,):
-                each *= self.weight.reshape(-1, *(1,) * (value.ndim - 1))
+            axis = self._axis_of(value.shape, num_mapped)
+            if axis is not None:
+                each *= jnp.expand_dims(
+                    self.weight, [i for i in range(value.ndim) if i != axis]
+                )
             else:
                 each *= jnp.all(self.weight != 0)
         mean, total = weighted_mean(value, each)
         if weight is None:
             total = (total != 0).astype(jnp.float32)
         return Mean(mean * total, total)
+
+    def _axis_of(self, shape: tuple[int, ...], num_mapped: int) -> int | None:
+        """Which axis the rows are along; None if none is."""
+        own = range(num_mapped, min(num_mapped + 1, len(shape)))
+        mapped = range(num_mapped)
+        return next((i for i in (*own, *mapped) if shape[i] == self.size), None)
 
     def mean(self, sums: Mean, *, has_weight: bool) -> Mean:
         """What all that was recorded under a name comes to."""
@@ -85,10 +101,18 @@ class Witness:
         self.sums: Sums = {}
         self.has_weight: dict[str, bool] = {}
 
-    def add(self, name: str, value: Array, weight: Array | None = None) -> None:
-        """Takes note of one value."""
+    def add(
+        self,
+        name: str,
+        value: Array,
+        weight: Array | None = None,
+        *,
+        num_mapped: int = 0,
+    ) -> None:
+        """Takes note of one value, as `PassRows.read` takes it."""
         note(self.has_weight, name, has_weight=weight is not None)
-        self.sums = added(self.sums, {name: self.rows.read(value, weight)})
+        mean = self.rows.read(value, weight, num_mapped=num_mapped)
+        self.sums = added(self.sums, {name: mean})
 
 
 def note(known: dict[str, bool], name: str, *, has_weight: bool) -> None:

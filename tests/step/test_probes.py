@@ -200,6 +200,8 @@ def _rows_and_scalars(params: Any, batch: Any) -> Any:
     ff.probe("rows", x)
     ff.probe("weighted rows", x, jnp.abs(batch["x"]))
     jax.vmap(lambda row: ff.probe("vmapped", row.max()))(batch["x"])
+    jax.vmap(lambda head: ff.probe("heads", head * x[:, 0]))(jnp.arange(8.0))
+    jax.vmap(lambda column: ff.probe("columns", column), in_axes=1)(x)
     ff.probe("scalar", batch["x"].max())
     return x.mean(axis=1) ** 2
 
@@ -234,6 +236,8 @@ def test_rows_that_fill_a_batch_up_are_recorded_nowhere(
         "rows": x.mean(),
         "weighted rows": np.average(x, weights=np.abs(x)),
         "vmapped": x.max(axis=1).mean(),
+        "heads": 3.5 * x[:, 0].mean(),
+        "columns": x.mean(),
         "scalar": np.mean([part.max() for part in parts]),
     }
     assert metrics.scalars == pytest.approx(expected, rel=1e-4)
