@@ -18,7 +18,8 @@ from fuelflow.checkpoint.restoring import Restored
 from fuelflow.checkpoint.snapshot import take
 from fuelflow.metrics.history import History
 from fuelflow.model.names import named_leaves
-from fuelflow.run.source import Source, Timed
+from fuelflow.run.source import Source
+from fuelflow.run.timed import Timed
 from fuelflow.run.trainer import Trainer
 from fuelflow.step.batch import Stretch, Stretchable
 from fuelflow.step.checks import checked_count
@@ -171,6 +172,10 @@ class _Stopping:
     @property
     def best(self) -> str | None:
         return self._checkpointer.best
+
+    @property
+    def missed(self) -> str | None:
+        return self._checkpointer.missed
 
     def prepare(self) -> None:
         self._checkpointer.prepare()

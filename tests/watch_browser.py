@@ -26,6 +26,9 @@ FIND_CHART = """async title => {
             ({x, y, z, text, mode, key, colour, visible})),
         ink: plot.layout.font.color,
         xrange: plot._fullLayout.xaxis.range,
+        yrange: plot._fullLayout.yaxis.range,
+        xticks: [...plot.querySelectorAll(".xtick text")].map(each => each.textContent),
+        yticks: [...plot.querySelectorAll(".ytick text")].map(each => each.textContent),
         scale: plot._fullLayout.yaxis.type,
     };
 }"""

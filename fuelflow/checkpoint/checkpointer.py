@@ -39,6 +39,11 @@ class SavesRuns(Protocol):
         """The metric by which checkpoints stay besides, if there is one."""
         ...
 
+    @property
+    def missed(self) -> str | None:
+        """Why the last save was made, if it failed, and none was made since."""
+        ...
+
     def prepare(self) -> None:
         """Gets ready, before the first step; raises if nothing could be written."""
         ...
@@ -139,6 +144,8 @@ class Checkpointer:
         )
         self._directory = Directory(paths.as_path(directory))
         self._background = Background(f"fuelflow checkpointer of {directory}")
+        self._reason: str | None = None
+        self._has_missed = False
 
     @property
     def directory(self) -> paths.AnyPath:
@@ -149,6 +156,14 @@ class Checkpointer:
     def best(self) -> str | None:
         """The metric by which checkpoints stay besides; None if there is none."""
         return self._retention.best
+
+    @property
+    def missed(self) -> str | None:
+        """Why the last save was made, if it failed; None if it did not, or none was.
+
+        A run that goes on after that makes it then. Known once its error was raised.
+        """
+        return self._reason if self._has_missed else None
 
     @property
     def is_saving(self) -> bool:
@@ -167,8 +182,10 @@ class Checkpointer:
         `save` does it if it was not done before, and after a save that failed.
 
         Raises:
-            SaveError: If the directory cannot be made or written to.
+            SaveError: If the directory cannot be made or written to, or the last save
+                failed.
         """
+        self.wait()
         self._start(lambda: None)
         self.wait()
 
@@ -220,9 +237,11 @@ class Checkpointer:
         record = RunRecord() if record is None else record
         self._retention.require_metric(record.metrics)
         run = record.to_dict()
+        self._reason = reason  # of this one, which fails with the one before
         self.wait()
         snapshot = take(state)
         self._start(partial(self._writer.write, snapshot, run, reason))
+        self._has_missed = False
         self._cadence.saved()
 
     def wait(self) -> None:
@@ -272,12 +291,18 @@ class Checkpointer:
         with contextlib.suppress(OSError):
             good = next(iter(reversed(self._directory.entries())), None)
         fault = f"{type(error).__name__}: {error}"
+        if isinstance(error, RuntimeError) and "shutdown" in str(error):
+            fault += (  # on Python 3.12.0 and 3.12.1
+                ", as the program ended meanwhile: end it with `checkpointer.wait()`, "
+                "or save inside `with checkpointer:`"
+            )
         return SaveError(str(self.directory), fault, str(good.path) if good else None)
 
     def _raise_error(self) -> None:
         """Raises what went wrong in the background, on all processes."""
         error = self._background.taken_error()
         (has_failed,) = from_first(int(error is not None))
+        self._has_missed |= error is not None or bool(has_failed)
         if error is not None:
             raise error
         if has_failed:
@@ -348,6 +373,7 @@ class Checkpointer:
         choice = Choice(partial=partial, only=only, rename=rename)
         restored = restore_state(contents, loop, model, choice)
         self._cadence.restart(restored.step if choice.is_whole else 0)
+        self._has_missed = False
         return restored
 
     def _read(self, step: int | None, *, skip_damaged: bool) -> Contents:

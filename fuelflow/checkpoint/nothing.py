@@ -11,6 +11,7 @@ class NoCheckpointer:
     """Is never due and keeps nothing: what a run without a `Checkpointer` has."""
 
     best = None
+    missed = None
 
     def prepare(self) -> None:
         """Nothing."""

@@ -57,6 +57,20 @@ class Epoch:
     def __iter__(self) -> "Epoch":
         return self
 
+    def __len__(self) -> int:
+        """How many batches are left.
+
+        Raises:
+            TypeError: If that is not known, as of a stream.
+        """
+        if self.num_batches is None:
+            raise TypeError("an epoch of a stream has no length")
+        return 0 if self._is_closed else self.num_batches - self._num_given
+
+    def __bool__(self) -> bool:
+        """True, however many batches are left."""
+        return True
+
     def __next__(self) -> Batch:
         if self._is_closed:
             raise StopIteration

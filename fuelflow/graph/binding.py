@@ -77,6 +77,14 @@ class BoundEpoch:
     def __iter__(self) -> Iterator[Batch]:
         return self
 
+    def __len__(self) -> int:
+        """How many batches are left, if that is known; see `Epoch`."""
+        return len(self._batches)
+
+    def __bool__(self) -> bool:
+        """True, however many batches are left."""
+        return True
+
     def __next__(self) -> Batch:
         self._binding.active = self._batches
         try:

@@ -7,7 +7,11 @@ def number_text(value: float | None) -> str:
 
 
 def secs_text(ms: float) -> str:
-    """Milliseconds, in seconds to three digits."""
+    """A time to three digits: in seconds, or where it is short in ms or µs."""
+    if 0 < ms < 0.9995:
+        return f"{1000 * ms:.3g} µs"
+    if 0 < ms < 9.995:
+        return f"{ms:.3g} ms"
     secs = ms / 1000
     return f"{secs:.0f} s" if secs >= 100 else f"{secs:.3g} s"
 

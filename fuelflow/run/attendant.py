@@ -50,15 +50,20 @@ class Attendant:
         self._conclude = conclude
         self._is_given_up = False
         self._can_leave = jax.process_count() == 1
-        self._thread = threading.Thread(target=self._attend, name="fuelflow attendant")
+        self._has_ended = threading.Event()  # an interrupted `join` waits no more
+        thread = threading.Thread(target=self._attend, name="fuelflow attendant")
         finish_before_end(self)
-        self._thread.start()
+        thread.start()
 
     def wait(self) -> None:
         """Waits for the end of the run."""
-        self._thread.join()
+        self._has_ended.wait()
         if threading.current_thread() is threading.main_thread():
             self._conclude()
+
+    def stop(self) -> None:
+        """Has the run end after its current step."""
+        self._run.stop_sign.put_up()
 
     def give_up(self) -> None:
         """Has nobody wait for the run any more."""
@@ -66,6 +71,12 @@ class Attendant:
         self._run.stop_sign.tell()
 
     def _attend(self) -> None:
+        try:
+            self._await_end()
+        finally:
+            self._has_ended.set()
+
+    def _await_end(self) -> None:
         sign = self._run.stop_sign
         while not self._is_done():
             if sign.is_wished and self._can_leave:

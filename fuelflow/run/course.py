@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from fuelflow.checkpoint.checkpointer import Checkpointer, SavesRuns
+from fuelflow.checkpoint.nothing import NoCheckpointer
 from fuelflow.checkpoint.record import RunRecord
 from fuelflow.devices.agreement import require_agreement
 from fuelflow.metrics.epoch import EpochMetrics
@@ -20,9 +21,10 @@ from fuelflow.run.observer import Observer
 from fuelflow.run.opening import Opening
 from fuelflow.run.progress import Progress, means_of, require_best, require_same
 from fuelflow.run.rank_pass import RankPass
-from fuelflow.run.source import Abandoned, Source, Timed
+from fuelflow.run.source import Source
 from fuelflow.run.stopping import StopSign
 from fuelflow.run.tempo import Tempo
+from fuelflow.run.timed import Abandoned, Timed
 from fuelflow.run.watchdog import watched
 from fuelflow.run.watching import Dispatched, Watch
 from fuelflow.step.dispatch import Sent
@@ -124,22 +126,21 @@ class Course:
         self.watch.end(self.stop_sign.reason or "done")
 
     def _run(self, tell: Callable[[EpochMetrics], None]) -> None:
-        state, programs = self.loop._host.ready(self.state)
-        self.state = state
+        self.state, programs = self.loop._host.ready(self.state)
         require_agreement(self._facts())
         self._checkpointer.prepare()
-        self._num_updates = int(state.step)
+        self._num_updates = int(self.state.step)
         self._num_steps = self._data.num_steps  # asked once: a step has no time for it
         tempo = Tempo(self._steps_per_call, self._num_steps, self._epochs - self._epoch)
         devices = programs.placement.rank_devices
-        observer = Observer([d for d in devices if _is_local(d)])
-        self._observer = observer
+        self._observer = observer = Observer([d for d in devices if _is_local(d)])
         rank_pass = RankPass(devices if self._time_ranks else devices[:1])
         self._begin_watch(programs)
         try:
+            if self._checkpointer.missed is not None:
+                self._save(self._checkpointer.missed)
             while self._epoch < self._epochs and not self.stop_sign.is_up():
-                metrics = self._unevaluated
-                metrics = metrics or self._run_epoch(
+                metrics = self._unevaluated or self._run_epoch(
                     programs, observer, rank_pass, tempo
                 )
                 metrics = metrics and self._evaluated(metrics)
@@ -212,7 +213,7 @@ class Course:
             if self._unevaluated is None:
                 now = self._now()
                 mark = batches.mark_at(now.num_steps - self._so_far.num_steps)
-                if mark is None or (mark[1] is None and mark[0] != batches.num_given):
+                if mark is None:
                     return False
                 self._data.leave(batches, mark[1])
                 self._so_far = self._so_far if self.state.sums is None else now
@@ -266,6 +267,7 @@ class Course:
                 before, last = last, sent.outcome
                 self.state = sent.state  # whose step has taken the one before over
                 num_steps += sent.num_steps
+                batches.trained_on(num_steps)
                 num_dispatches += 1
                 self._num_updates += sent.num_steps
                 self._note(sent, observer, num_steps, batches.secs_waited)
@@ -439,7 +441,8 @@ class Course:
             unevaluated=self._unevaluated,
         )
         self._checkpointer.save(self.state, record, reason=reason)
-        self.watch.saved(self._num_updates, reason)
+        if not isinstance(self._checkpointer, NoCheckpointer):
+            self.watch.saved(self._num_updates, reason)
 
 
 def _is_local(device: Any) -> bool:

@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fuelflow.run.source import Timed
 from fuelflow.run.stopping import StopSign
+from fuelflow.run.timed import Timed
 from fuelflow.step.loop import TrainingLoop
 from fuelflow.step.state import TrainState
 

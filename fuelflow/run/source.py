@@ -1,21 +1,21 @@
 """Epochs of batches, from a loader or whatever else can be iterated."""
 
-import contextlib
-import threading
-import time
+import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from itertools import islice
-from queue import SimpleQueue
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any, Protocol
 
 from jax.sharding import Mesh
 
 from fuelflow.data.loader import DataLoader
 from fuelflow.devices.ranks import checked_mesh
-from fuelflow.run.compiling import secs_compiled
-from fuelflow.step.batch import Stretch, Stretchable
+from fuelflow.run.timed import Timed
 from fuelflow.step.stacking import iterator_of
+
+logger = logging.getLogger("fuelflow")
+# In the place of an iterator's own state: how many batches it gave in vain.
+_AHEAD = "batches taken and not trained on"
 
 
 class Source(Protocol):
@@ -31,7 +31,7 @@ class Source(Protocol):
         """Rows of a last batch that is filled up; 0 if there is none, or none known."""
         ...
 
-    def epoch(self, epoch: int, num_done: int = 0) -> "Timed":
+    def epoch(self, epoch: int, num_done: int = 0) -> Timed:
         """The batches of an epoch, but for those that are done already."""
         ...
 
@@ -39,12 +39,12 @@ class Source(Protocol):
         """Where the data is, for `restore`; None if it cannot tell."""
         ...
 
-    def leave(self, batches: "Timed", mark: Any) -> None:
-        """Has the data go on where it was when a mark was made.
+    def leave(self, batches: Timed, mark: Any) -> None:
+        """Has the data go on after the batches that were trained on.
 
         Args:
             batches: An epoch of it, whose next batch another thread still waits for.
-            mark: What its `Timed.mark` returned.
+            mark: Where the data was before the first that was not trained on.
         """
         ...
 
@@ -55,138 +55,6 @@ class Source(Protocol):
     def facts(self) -> dict[str, str]:
         """What must be the same on all processes."""
         ...
-
-
-class Abandoned(BaseException):
-    """The run of a thread that waited for data was ended meanwhile by another."""
-
-
-class Timed:
-    """An iterator over batches that knows how long it was waited for.
-
-    While one thread waits for a batch, which may take for ever, another can `claim` the
-    iterator, and leave that thread behind: it ends when its batch comes.
-
-    Args:
-        batches: The batches.
-        mark: Says where they are, before each is taken; None if that cannot be told.
-
-    Attributes:
-        secs_waited: Seconds so far, compiling apart.
-        secs_compiling: Seconds of compiling so far, such as of a loader's transform.
-        num_given: Batches given so far.
-        is_abandoned: Whether the thread that waits was left behind.
-    """
-
-    def __init__(
-        self, batches: Iterator[Any], mark: Callable[[], Any] = lambda: None
-    ) -> None:
-        self._batches = batches
-        self._ahead: deque[Any] = deque(maxlen=1)
-        self._mark = mark
-        self._marks: deque[tuple[int, Any]] = deque(maxlen=2)
-        self._turn = threading.Lock()
-        self._waits_since: float | None = None
-        self._late: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        self.secs_waited = 0.0
-        self.secs_compiling = 0.0
-        self.num_given = 0
-        self.is_abandoned = False
-
-    def keep_marks(self, num_ahead: int) -> None:
-        """Has as many batches taken together have their marks kept."""
-        self._marks = deque(maxlen=num_ahead + 1)
-
-    def mark_at(self, num_given: int) -> tuple[int, Any] | None:
-        """That number and where the batches were after so many, if it is known."""
-        return next((each for each in self._marks if each[0] == num_given), None)
-
-    def __iter__(self) -> "Timed":
-        return self
-
-    def __next__(self) -> Any:
-        batch = self._ahead.pop() if self._ahead else self._next()
-        self.num_given += 1
-        return batch
-
-    def is_over(self) -> bool:
-        """Whether there is no batch left, for which the next one is made."""
-        if not self._ahead:
-            with contextlib.suppress(StopIteration):
-                self._ahead.append(self._next())
-        return not self._ahead
-
-    def _next(self) -> Any:
-        self._marks.append((self.num_given, self._mark()))
-        compiled, start = secs_compiled(), time.perf_counter()
-        self._waits_since = start
-        try:
-            batch = next(self._batches)
-        except BaseException as error:
-            self._arrive(compiled, start, None, error)
-            raise
-        self._arrive(compiled, start, batch, None)
-        return batch
-
-    def _arrive(
-        self, compiled: float, start: float, batch: Any, error: BaseException | None
-    ) -> None:
-        with self._turn:
-            self._waits_since = None
-        self._waited(compiled, start)
-        if self.is_abandoned:
-            self._late.put((batch, error))
-            raise Abandoned
-
-    def pulse(self) -> Hashable:
-        """What is another one once a batch was given, or while nobody waits."""
-        return object() if self.is_abandoned else (id(self), self.num_given)
-
-    def late(self) -> tuple[Any, BaseException | None]:
-        """The batch, or error, that an abandoned thread was waiting for, waited for."""
-        return self._late.get()
-
-    def claim(self, secs: float) -> bool:
-        """Holds up a thread that has waited so long for a batch, should it come now.
-
-        If it does, `release` is to be called.
-        """
-        self._turn.acquire()
-        since = self._waits_since
-        if since is not None and time.perf_counter() - since >= secs:
-            return True
-        self._turn.release()
-        return False
-
-    def release(self, *, is_abandoned: bool) -> None:
-        """Lets a thread go that `claim` has held up: on, or to its end."""
-        self.is_abandoned = is_abandoned
-        self._turn.release()
-
-    def stretch(self, num_steps: int) -> Stretch | None:
-        """The next batches in one, if they are on the device."""
-        if self._ahead or not isinstance(self._batches, Stretchable):
-            return None
-        self._marks.append((self.num_given, self._mark()))
-        compiled, start = secs_compiled(), time.perf_counter()
-        try:
-            stretch = self._batches.stretch(num_steps)
-        finally:
-            self._waited(compiled, start)
-        self.num_given += num_steps if stretch is not None else 0
-        return stretch
-
-    def _waited(self, compiled: float, start: float) -> None:
-        secs = time.perf_counter() - start
-        compiling = min(secs, secs_compiled() - compiled)
-        self.secs_compiling += compiling
-        self.secs_waited += secs - compiling
-
-    def close(self) -> None:
-        """Lets go of what was made ahead."""
-        close = getattr(self._batches, "close", None)
-        if close is not None:
-            close()
 
 
 class LoaderSource:
@@ -289,12 +157,18 @@ class IterableSource:
 
 
 class OngoingSource:
-    """An iterator that each epoch takes some more batches from."""
+    """An iterator that each epoch takes some more batches from.
+
+    A thread may be left behind that waits in it, and after that another one that waits
+    for the first. Each hands its batch on to the next run, in the order they came.
+    """
 
     def __init__(self, batches: Iterator[Any], num_steps: int) -> None:
         self._batches = batches
         self.num_steps: int | None = num_steps
-        self._left: tuple[Timed, Any] | None = None
+        self._rest = batches
+        self._return: _Return | None = None
+        self._again: deque[Any] = deque()
 
     num_tail_rows = 0
 
@@ -302,31 +176,28 @@ class OngoingSource:
         """The next batches."""
         del epoch
         assert self.num_steps is not None
-        batches = self._batches if self._left is None else self._after(*self._left)
-        return Timed(islice(batches, self.num_steps - num_done), self.position)
-
-    def _after(self, left: Timed, position: Any) -> Iterator[Any]:
-        """The batches from the one on that a thread left behind was waiting for."""
-        batch, error = left.late()
-        if position is not None:
-            self.restore(position)
-        self._left = None
-        if position is None and error is None:
-            yield batch
-        elif position is None and not isinstance(error, StopIteration):
-            raise error or AssertionError
-        yield from self._batches
+        return Timed(islice(self._rest, self.num_steps - num_done), self._mark)
 
     def position(self) -> Any:
-        """The iterator's own state, if it has one."""
-        if self._left is not None:  # and must not be asked meanwhile
-            return self._left[1]
+        """The iterator's own state, or if it has none how many come again, if any."""
+        mark = self._mark()
+        return {_AHEAD: len(self._again)} if mark is None and self._again else mark
+
+    def _mark(self) -> Any:
+        if self._return is not None and not self._return.is_made:
+            return self._return.position  # the iterator must not be asked meanwhile
         get_state = getattr(self._batches, "get_state", None)
         return None if get_state is None else get_state()
 
     def leave(self, batches: Timed, mark: Any) -> None:
-        """Goes on from the iterator's own state then, or with the batch that comes."""
-        self._left = batches, mark
+        """Goes on from the iterator's own state then, or with what it gave since."""
+        if mark is not None:
+            self._return = _Return(self, batches, mark)
+            self._rest = chain(self._return.batches(), self._batches)
+            return
+        self._again = again = deque(batches.untrained)
+        given = (again.popleft() for _ in range(len(again)))
+        self._rest = chain(given, _late(batches), self._rest)
 
     def restore(self, position: Any) -> None:
         """Sets the iterator's own state.
@@ -334,6 +205,13 @@ class OngoingSource:
         Raises:
             ValueError: If it has none, so that batches would come again.
         """
+        if isinstance(position, dict) and set(position) == {_AHEAD}:
+            logger.warning(
+                "the run goes on without %d batches that its iterator had given when "
+                "it was saved, which were not trained on",
+                position[_AHEAD],
+            )
+            return
         if position is None or not hasattr(self._batches, "set_state"):
             raise ValueError(
                 "the run cannot go on: its data is an iterator, a "
@@ -345,6 +223,42 @@ class OngoingSource:
     def facts(self) -> dict[str, str]:
         """How many an epoch takes."""
         return {"batches of an epoch": str(self.num_steps)}
+
+
+class _Return:
+    """The way back of an iterator to a position, once nobody waits in it any more.
+
+    Args:
+        source: What it is the iterator of.
+        left: Whose thread was left behind.
+        position: The position.
+
+    Attributes:
+        position: The position.
+        is_made: Whether the iterator is there.
+    """
+
+    def __init__(self, source: OngoingSource, left: Timed, position: Any) -> None:
+        self._source = source
+        self._left = left
+        self.position = position
+        self.is_made = False
+
+    def batches(self) -> Iterator[Any]:
+        """None, for which the iterator is gone back with."""
+        self._left.late()
+        self._source.restore(self.position)
+        self.is_made = True
+        yield from ()
+
+
+def _late(left: Timed) -> Iterator[Any]:
+    """The batch that a thread which was left behind waited for, or its error."""
+    batch, error = left.late()
+    if error is None:
+        yield batch
+    elif not isinstance(error, StopIteration):
+        raise error
 
 
 def make_source(

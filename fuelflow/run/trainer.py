@@ -16,7 +16,8 @@ from fuelflow.run.attendant import Attendant
 from fuelflow.run.callbacks import Callbacks
 from fuelflow.run.course import Course
 from fuelflow.run.handle import Mailbox, TrainedState, TrainHandle
-from fuelflow.run.source import Abandoned, make_source
+from fuelflow.run.source import make_source
+from fuelflow.run.timed import Abandoned
 from fuelflow.run.watching import Watch, Watcher
 from fuelflow.step.checks import checked_count, checked_positive
 from fuelflow.step.loop import TrainingLoop

@@ -16,8 +16,8 @@ from fuelflow.run.callbacks import Callbacks
 from fuelflow.run.compiling import is_compiling
 from fuelflow.run.observer import Observer
 from fuelflow.run.rank_pass import RankPass
-from fuelflow.run.source import Timed
 from fuelflow.run.stopping import StopSign
+from fuelflow.run.timed import Timed
 from fuelflow.step.dispatch import Dispatcher
 from fuelflow.step.flight import Flight
 from fuelflow.step.loop import TrainingLoop

@@ -90,6 +90,10 @@ class Dispatched(NamedTuple):
     secs_waited: float
 
 
+class NotWatchingError(Exception):
+    """Raised by a watcher that cannot watch a run, with the reason: nothing failed."""
+
+
 class Watcher(Protocol):
     """Who watches a run. But for `open`, all is called by the thread that trains.
 
@@ -182,6 +186,8 @@ class Watch:
                 f"`monitor` must be a Monitor, got a {type(watcher).__name__}: "
                 "ff.Monitor()"
             )
+        if isinstance(watcher, type):
+            raise TypeError("`monitor` must be a Monitor, not its class: ff.Monitor()")
         self._is_on = watcher is not None
         self._watcher = NoWatcher() if watcher is None else watcher
         self._data = data
@@ -217,6 +223,9 @@ class Watch:
                     **facts,
                 )
             )
+        except NotWatchingError as error:
+            logger.warning("this run is not watched: %s", error)
+            self._look_away()
         except Exception:
             logger.exception(_FAILURE)
             self._look_away()
@@ -244,6 +253,9 @@ class Watch:
     def _tell(self, listener: Callable[..., None], *what: Any) -> None:
         try:
             listener(*what)
+        except NotWatchingError as error:
+            logger.warning("this run is not watched: %s", error)
+            self._look_away()
         except Exception:
             logger.exception(_FAILURE)
             self._look_away()

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend import core
 
 from fuelflow.step.probe import record, witness
 from fuelflow.step.weighted import Mean
@@ -15,8 +15,7 @@ from fuelflow.step.witness import PassRows, Sums, Witness, added, note, zero_sum
 
 # Not every version of jax declares its flags and classes to type checkers.
 _config: Any = jax.config
-_Jaxpr: Any = Jaxpr
-_ClosedJaxpr: Any = ClosedJaxpr
+_core: Any = core
 
 Means = dict[str, Mean]
 
@@ -158,13 +157,13 @@ def _inner_programs(equation: Any) -> list[Any]:
         leaf
         for value in equation.params.values()
         for leaf in (value if isinstance(value, tuple | list) else (value,))
-        if isinstance(leaf, _Jaxpr | _ClosedJaxpr)
+        if isinstance(leaf, _core.Jaxpr | _core.ClosedJaxpr)
     ]
 
 
 def _closed(program: Any) -> Any:
     """A program with its constants; as a parameter of `jax.checkpoint` it has none."""
-    return program if hasattr(program, "consts") else _ClosedJaxpr(program, ())
+    return program if hasattr(program, "consts") else _core.ClosedJaxpr(program, ())
 
 
 def _without_probes(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,7 +172,7 @@ def _without_probes(function: Callable[..., Any]) -> Callable[..., Any]:
     def evaluated(*arguments: Any) -> Any:
         made = jax.make_jaxpr(function, return_shape=True)(*arguments)
         program, shapes = made
-        results = jaxpr_as_fun(_stripped(program))(*jax.tree.leaves(arguments))
+        results = _core.jaxpr_as_fun(_stripped(program))(*jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return evaluated
@@ -183,7 +182,7 @@ def _stripped(program: Any) -> Any:
     if not recorded_in(program):
         return program
     if hasattr(program, "consts"):
-        return _ClosedJaxpr(_stripped_open(program.jaxpr), program.consts)
+        return _core.ClosedJaxpr(_stripped_open(program.jaxpr), program.consts)
     return _stripped_open(program)
 
 
@@ -202,7 +201,7 @@ def _stripped_equation(equation: Any) -> Any:
         return equation
 
     def strip(value: Any) -> Any:
-        if isinstance(value, _Jaxpr | _ClosedJaxpr):
+        if isinstance(value, _core.Jaxpr | _core.ClosedJaxpr):
             return _stripped(value)
         return tuple(map(strip, value)) if isinstance(value, tuple) else value
 
@@ -221,7 +220,7 @@ class _Carrier:
         """The results of a program, and what is recorded in it."""
         program = _closed(program)
         if not recorded_in(program):
-            return list(jaxpr_as_fun(program)(*values)), {}
+            return list(_core.jaxpr_as_fun(program)(*values)), {}
         jaxpr = program.jaxpr
         known = dict(zip(jaxpr.constvars, program.consts, strict=True))
         known |= zip(jaxpr.invars, values, strict=True)
@@ -420,7 +419,9 @@ def _evaluate(
         if not hasattr(atom, "val") and atom not in made
     }
     effects = frozenset().union(*(each.effects for each in equations))
-    part = _Jaxpr(
+    part = _core.Jaxpr(
         (), list(asked), wanted, equations, effects, debug_info=jaxpr.debug_info
     )
-    return jaxpr_as_fun(_ClosedJaxpr(part, ()))(*[known[atom] for atom in asked])
+    return _core.jaxpr_as_fun(_core.ClosedJaxpr(part, ()))(
+        *[known[atom] for atom in asked]
+    )

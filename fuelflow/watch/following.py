@@ -80,6 +80,11 @@ class Pending:
         observed = self._observed(done.step, secs_compiling)
         return observed + self.sampler.sample(done, time.time(), secs_compiling)
 
+    def forget(self) -> None:
+        """Lets go of the steps on their way, one of which cannot be read."""
+        self._sights.clear()
+        self._wanted.clear()
+
     def end(self, sight: Sight, at: float, secs_compiling: float) -> list[Record]:
         """The records of a step that was done at some time, as were all before it."""
         self._sights.clear()

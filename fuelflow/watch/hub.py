@@ -87,12 +87,12 @@ class Hub:
             deadline = time.monotonic() + DRAIN_SECS
             for delivery in self._deliveries:
                 delivery.drain(max(deadline - time.monotonic(), 0.0))
+            self._hand_out_posted()  # what became of the last ones
 
     def _tick(self) -> None:
         for record in self._follower.poll():
             self._hand_out(record)
-        while self._posted:
-            self._hand_out(self._posted.popleft())
+        self._hand_out_posted()
         for delivery in self._deliveries:
             delivery.look()
         if self._view is not None:
@@ -101,6 +101,10 @@ class Hub:
             except Exception:
                 logger.exception("the display failed, and is given up")
                 self._close_view()
+
+    def _hand_out_posted(self) -> None:
+        while self._posted:
+            self._hand_out(self._posted.popleft())
 
     def _hand_out(self, record: Record) -> None:
         self._log.append(record)

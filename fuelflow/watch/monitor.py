@@ -13,11 +13,12 @@ from weakref import WeakMethod, finalize
 import jax
 
 from fuelflow.metrics.epoch import EpochMetrics
-from fuelflow.run.watching import Dispatched, RunFacts
+from fuelflow.run.watching import Dispatched, NotWatchingError, RunFacts
 from fuelflow.step.checks import checked_choice
 from fuelflow.step.outcome import StepOutcome
 from fuelflow.watch.following import Follower, TrainerFollower
 from fuelflow.watch.hub import Hub
+from fuelflow.watch.logged import checked_numbers
 from fuelflow.watch.passes import HandFollower
 from fuelflow.watch.record.log import RecordLog
 from fuelflow.watch.record.making import (
@@ -34,6 +35,7 @@ from fuelflow.watch.record.story import Story
 from fuelflow.watch.screens.views import Display, View, choose_view
 from fuelflow.watch.sinks.delivery import Delivery
 from fuelflow.watch.sinks.jsonl import JsonLines
+from fuelflow.watch.uncaught import Uncaught
 
 T = TypeVar("T")
 
@@ -115,7 +117,9 @@ class Monitor:
         self._hub: Hub | None = None
         self._server: Any = None
         self._is_closed = False
-        self._at_exit = partial(_call, WeakMethod(self.close))
+        self._uncaught = Uncaught(partial(_call, WeakMethod(self._close)))
+        finalize(self, self._uncaught.leave).atexit = False
+        self._at_exit = self._uncaught.end
 
     @property
     def records(self) -> list[Record]:
@@ -145,13 +149,16 @@ class Monitor:
             **scalars: Further numbers.
 
         Raises:
-            TypeError: If it is neither.
+            TypeError: If it is neither, or a number is none.
         """
         if not isinstance(outcome, StepOutcome | Mapping):
             raise TypeError(
                 "`outcome` must be a StepOutcome, or numbers by name, got a "
                 f"{type(outcome).__name__}"
             )
+        if isinstance(outcome, Mapping):
+            outcome = checked_numbers(outcome)
+        scalars = checked_numbers(scalars)
         follower = self._by_hand()
         if follower is not None:
             follower.log(outcome, scalars)
@@ -209,7 +216,12 @@ class Monitor:
     # What a trainer tells.
 
     def open(self) -> None:
-        """A trainer's run is about to begin: there will be something to see."""
+        """A trainer's run is about to begin: there will be something to see.
+
+        Raises:
+            NotWatchingError: If the monitor is closed, or watches another run.
+        """
+        self._require_free()
         if self._is_watching_here():
             self._view = self._make_view()
 
@@ -217,17 +229,13 @@ class Monitor:
         """A trainer's run begins, or goes on.
 
         Raises:
-            RuntimeError: If the monitor is closed, or watches another run.
+            NotWatchingError: If the monitor is closed, or watches another run.
         """
-        self._require_open()
+        self._require_free()
         if not self._is_watching_here():
             return
         if isinstance(self._follower, HandFollower):
             self._finish("done", None)
-        if self._hub is not None:
-            raise RuntimeError(
-                "a monitor can watch one run at a time, give each its own"
-            )
         directory = self._directory
         if directory is None and facts.directory and "://" not in facts.directory:
             directory = Path(facts.directory)
@@ -259,7 +267,12 @@ class Monitor:
 
     def saved(self, step: int, reason: str) -> None:
         """The run was kept."""
-        self._tell(make_event, "info", "checkpoint", f"saved: {reason}", step)
+        why = reason.removeprefix("stopped: ")
+        text = f"saved: {reason}"
+        if why != reason:
+            by = "" if why == "stop" else f": {why}"
+            text = f"saved, as the run was stopped{by}"
+        self._tell(make_event, "info", "checkpoint", text, step)
 
     def end(self, reason: str, error: BaseException | None) -> None:
         """A trainer's run is over."""
@@ -282,6 +295,14 @@ class Monitor:
         if self._is_closed:
             raise RuntimeError("this monitor was closed: make another")
 
+    def _require_free(self) -> None:
+        if self._is_closed:
+            raise NotWatchingError("its monitor was closed: make another")
+        if isinstance(self._follower, TrainerFollower):
+            raise NotWatchingError(
+                "a monitor can watch one run at a time, give each its own"
+            )
+
     def _by_hand(self) -> HandFollower | None:
         if isinstance(self._follower, HandFollower):
             return self._follower
@@ -293,6 +314,7 @@ class Monitor:
         self._view = self._make_view()
         follower = self._follower = HandFollower(self._directory)
         self._start(follower, self._directory, _nothing)
+        self._uncaught.wait()
         return follower
 
     def _start(
@@ -369,6 +391,7 @@ class Monitor:
             return
         self._is_closed = True
         atexit.unregister(self._at_exit)
+        self._uncaught.leave()
         self._finish(reason, error)
         for delivery in self._deliveries:
             delivery.finish()

@@ -1,8 +1,10 @@
 """Loops written by hand: their batches as they are taken, and what is logged."""
 
+import contextlib
+import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,11 +13,19 @@ import numpy as np
 
 from fuelflow.run.compiling import secs_compiled
 from fuelflow.step.batch import Batch, Stretch, Stretchable
+from fuelflow.step.checks import checked_count
 from fuelflow.step.outcome import METRIC, StepOutcome
 from fuelflow.watch.following import Pending
-from fuelflow.watch.record.making import make_loose_run, make_record, plain_metrics
+from fuelflow.watch.record.making import (
+    make_event,
+    make_loose_run,
+    make_record,
+    plain_metrics,
+)
 from fuelflow.watch.record.records import Record
 from fuelflow.watch.record.sampler import Sampler, Sight
+
+logger = logging.getLogger("fuelflow")
 
 T = TypeVar("T")
 _LOSS = ("loss", "grad_norm", "lr")
@@ -30,10 +40,11 @@ class Pass:
         epoch: Its number.
         num_batches: How many there will be, if that is known.
         num_given: How many were given so far.
-        num_logged: How often something was logged.
+        num_logged: How many steps were logged.
         secs_waited: Seconds spent waiting for batches, compiling apart.
         rows: Rows of the first batch, if it has some.
         is_exhausted: Whether all batches were given.
+        is_overtaken: Whether another pass began before that.
     """
 
     def __init__(self, epoch: int, num_batches: int | None, step: int) -> None:
@@ -43,7 +54,7 @@ class Pass:
         self.num_given = self.num_logged = 0
         self.secs_waited = 0.0
         self.rows: int | None = None
-        self.is_exhausted = False
+        self.is_exhausted = self.is_overtaken = False
         self.logged: deque[Sight] = deque()
         self.started = time.perf_counter()
         self._compiled = secs_compiled()
@@ -70,18 +81,31 @@ class Pass:
         self.secs = max(secs - self.secs_compiling, 0.0) or secs
         self.at = time.time()
 
-    def add_up(self, num_kept: int = 0) -> None:
-        """Adds up what was logged, in one transfer, but for the last some."""
+    def add_up(self, num_kept: int = 0) -> Exception | None:
+        """Adds up what was logged, in one transfer, but for the last some.
+
+        Returns:
+            What was raised by a step that could not be read, if one was left out.
+        """
         num = len(self.logged) - num_kept
         sights = [self.logged.popleft() for _ in range(num)]
         outcomes = [each.outcome for each in sights]
-        jax.device_get(
-            [o.unread() for o in outcomes if isinstance(o, StepOutcome)]
-        )  # each keeps what came
+        with contextlib.suppress(Exception):  # of one of them, as is found below
+            jax.device_get(
+                [o.unread() for o in outcomes if isinstance(o, StepOutcome)]
+            )  # each keeps what came
+        found: Exception | None = None
         for sight in sights:
-            for name, values in _numbers_in(sight):
+            try:
+                numbers = list(_numbers_in(sight))
+            except Exception as error:
+                logger.debug("a step could not be read", exc_info=True)
+                found = error
+                continue
+            for name, values in numbers:
                 self._sums[name] += float(values.sum())
                 self._nums[name] += values.size
+        return found
 
     def means(self) -> dict[str, float]:
         """The mean of each number over the logged steps that have it."""
@@ -124,11 +148,16 @@ class HandFollower:
         self._newest: Sight | None = None
         self._added: Sight | None = None
         self._opened: Pass | None = None
+        self._has_left_out = False
 
     # Called by the thread that trains.
 
     def track(self, batches: Iterable[T], epoch: int | None) -> "Tracked[T]":
         """The batches of another pass."""
+        if epoch is not None:
+            epoch = checked_count("epoch", epoch, least=0)
+        if self._current is not None:
+            self._current.is_overtaken = True
         self.end_pass()
         current = self._begin_pass(_length(batches), epoch)
         return Tracked(batches, current, self)
@@ -138,9 +167,11 @@ class HandFollower:
     ) -> None:
         """Takes note of a step, or several."""
         current = self._current or self._begin_pass(None, None)
-        current.num_logged += 1
         if isinstance(outcome, StepOutcome):
             outcome = outcome.detached()
+            current.num_logged += outcome.num_steps
+        else:
+            current.num_logged += 1
         sight = Sight(
             outcome,
             epoch=current.epoch,
@@ -187,13 +218,34 @@ class HandFollower:
         if current is not None:
             yield from self._begun(current)
             if len(current.logged) > _MAX_LOGGED:
-                current.add_up(_MAX_LOGGED // 2)
+                yield from self._left_out(current.add_up(_MAX_LOGGED // 2))
             if newest is not None and newest is not self._added:
                 self._open(current)
                 self._added = newest
                 self._sampler.rows_per_step = current.rows
                 self._pending.add(newest)
-            yield from self._pending.poll(current.secs_compiling)
+            yield from self._sampled(self._pending.poll, current.secs_compiling)
+
+    def _sampled(self, sample: Callable[..., list[Record]], *what: Any) -> list[Record]:
+        """The records of steps, without those that cannot be read."""
+        try:
+            return sample(*what)
+        except Exception as error:  # of what was logged, whatever it may be
+            logger.debug("a step could not be read", exc_info=True)
+            self._pending.forget()
+            return self._left_out(error)
+
+    def _left_out(self, error: Exception | None) -> list[Record]:
+        """The event of something that was logged and could not be read, once."""
+        if error is None or self._has_left_out:
+            return []
+        self._has_left_out = True
+        text = (
+            "something that was logged could not be read, and is left out, as will be "
+            f"all further such things: {type(error).__name__}: {error}"
+        )
+        logger.warning("%s", text)
+        return [make_event("warning", "logged", text, self._step)]
 
     def _begun(self, current: Pass) -> Iterator[Record]:
         if not self._is_begun and (current.num_given or current.num_logged):
@@ -229,8 +281,10 @@ class HandFollower:
         if last is not None:
             self._open(ended)
             self._added = last
-            yield from self._pending.end(last, ended.at, ended.secs_compiling)
-        ended.add_up()
+            yield from self._sampled(
+                self._pending.end, last, ended.at, ended.secs_compiling
+            )
+        yield from self._left_out(ended.add_up())
         yield make_record(
             "pass",
             at=ended.at,
@@ -270,6 +324,12 @@ class Tracked(Iterable[T]):
 
     def __next__(self) -> T:
         current = self._current
+        if current.is_overtaken:
+            raise RuntimeError(
+                f"pass {current.epoch} was ended by another `track` before all its "
+                "batches were given: give an evaluation's numbers to `log`, without "
+                "`track`, or follow it with a monitor of its own"
+            )
         compiled, start = secs_compiled(), time.perf_counter()
         try:
             batch = next(self._iterator)
@@ -298,6 +358,12 @@ class Tracked(Iterable[T]):
         close = getattr(self._iterator, "close", None)
         if close is not None:
             close()
+
+    def __enter__(self) -> "Tracked[T]":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def _length(batches: Any) -> int | None:

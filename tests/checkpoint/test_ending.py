@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,14 @@ import launching
 import numpy as np
 import optax
 import pytest
+from problems import assert_bitwise, host_copy
 from rank_problems import small_batch, small_loop, small_model
+from waiting_problem import STOPS_BEFORE
 
 import fuelflow as ff
+from fuelflow.checkpoint.background import Background
 
+WAITS = {"wait", "join", "_wait_for_tstate_lock"}  # functions of Python's threading
 # The save is still under way when the program's last line is done: it is large.
 ENDING = f"""
 import sys
@@ -75,6 +81,143 @@ def test_a_program_does_not_end_before_its_run(tmp_path: Path):
 
     assert (done.returncode, done.stderr) == (0, "")
     assert ff.Checkpointer(tmp_path / "run").steps() == (12, 24)
+
+
+INTERRUPTED = f"""
+import sys
+sys.path.insert(0, {str(Path(launching.__file__).parent)!r})
+from waiting_problem import make_trainer, never
+import fuelflow as ff
+
+checkpointer = ff.Checkpointer(sys.argv[1])
+make_trainer("iterable", "training", never, checkpointer=checkpointer).run()
+"""
+BUSY = f"""
+import sys
+sys.path.insert(0, {str(Path(launching.__file__).parent)!r})
+import time
+from waiting_problem import make_trainer, never
+
+def endless(metrics):
+    print("ready", flush=True)
+    while not trainer._course.stop_sign.is_wished:
+        time.sleep(0.01)
+    never()
+
+trainer = make_trainer("iterable", metrics_fn=endless)
+trainer.run()
+"""
+
+
+@starts_threads_to_the_end
+def test_an_interrupt_of_a_program_that_only_waits_for_its_run_saves_it(tmp_path: Path):
+    path = launching.write(tmp_path / "program.py", INTERRUPTED)
+    command = [sys.executable, path, str(tmp_path / "run")]
+
+    with launching.started(*command, env=dict(os.environ)) as process:
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=launching.DEADLINE_SECS)
+
+    assert (process.returncode, said) == (-signal.SIGINT, "")
+    assert ff.Checkpointer(tmp_path / "run").steps() == (STOPS_BEFORE["training"],)
+
+
+@starts_threads_to_the_end
+def test_a_second_interrupt_ends_a_program_that_only_waits_for_its_run(tmp_path: Path):
+    path = launching.write(tmp_path / "program.py", BUSY)
+
+    with launching.started(sys.executable, path, env=dict(os.environ)) as process:
+        for said in ("ready\n", "waiting\n"):
+            assert process.stdout.readline() == said
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=launching.DEADLINE_SECS)
+
+    assert process.returncode == -signal.SIGINT
+
+
+def test_an_interrupted_wait_for_work_does_not_take_it_for_done():
+    main = threading.get_ident()
+    has_started, may_end = threading.Event(), threading.Event()
+
+    def interrupt_who_waits() -> None:
+        has_started.wait(launching.DEADLINE_SECS)
+        launching.wait_until(
+            lambda: sys._current_frames()[main].f_code.co_name in WAITS
+        )
+        signal.pthread_kill(main, signal.SIGINT)
+        may_end.wait(launching.DEADLINE_SECS)
+
+    work = Background("interrupted")
+    work.start(interrupt_who_waits)
+    has_started.set()
+    with pytest.raises(KeyboardInterrupt):
+        work.wait()
+
+    assert work.is_busy
+    may_end.set()
+    work.wait()
+    assert not work.is_busy
+
+
+@pytest.mark.parametrize("ends_by", ["itself", "stop_when"])
+def test_a_fit_after_a_failed_last_save_makes_it(tmp_path: Path, ends_by: str):
+    directory, away = tmp_path / "run", tmp_path / "away"
+
+    def take_away(metrics: Any) -> None:
+        if metrics.epoch == 1:
+            checkpointer.wait()
+            directory.rename(away)
+
+    checkpointer = ff.Checkpointer(directory)
+    trainer = ff.Trainer(
+        small_loop(0),
+        small_model(),
+        [small_batch(seed=seed) for seed in range(3)],
+        epochs=2,
+        metrics_fn=take_away,
+        stop_when=lambda history: ends_by == "stop_when" and len(history) == 2,
+        checkpointer=checkpointer,
+    )
+    with pytest.raises(ff.SaveError, match="there is none yet"):
+        trainer.fit()
+    assert checkpointer.missed is not None
+    away.rename(directory)
+    trainer.fit()
+
+    assert checkpointer.missed is None
+    assert ff.Checkpointer(directory).steps() == (3, 6)
+    trainer.fit()
+    assert ff.Checkpointer(directory).steps() == (3, 6)
+    restored = checkpointer.restore(small_loop(0), small_model())
+    assert_bitwise(host_copy(restored.state.params), host_copy(trainer.state.params))
+    assert restored.record.epoch == 2
+
+
+def test_a_run_goes_on_by_saving_what_it_missed(tmp_path: Path):
+    directory, away = tmp_path / "run", tmp_path / "away"
+
+    def take_away(metrics: Any) -> None:
+        if metrics.epoch == 0:
+            directory.rename(away)
+
+    checkpointer = ff.Checkpointer(directory, every_epochs=None, every_steps=3)
+    trainer = ff.Trainer(
+        small_loop(0),
+        small_model(),
+        [small_batch(seed=seed) for seed in range(3)],
+        epochs=2,
+        metrics_fn=take_away,
+        checkpointer=checkpointer,
+        steps_per_call=1,
+    )
+    with pytest.raises(ff.SaveError, match="there is none yet"):
+        trainer.fit()
+    step = int(trainer.state.step)
+    away.rename(directory)
+    trainer.fit()
+
+    assert ff.Checkpointer(directory).steps()[0] == step
 
 
 def test_a_directory_that_vanished_is_made_again_by_the_next_fit(tmp_path: Path):

@@ -305,3 +305,12 @@ def test_batches_follow_the_default_device_of_the_loader():
     }
 
     assert places == {other}
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_the_length_of_an_epoch_is_what_is_left_of_it(road):
+    epoch = DataLoader(rows_of(10), 4, **ROADS[road]).epoch(0)
+    lengths = [len(epoch), *(len(epoch) for _ in epoch)]
+
+    assert lengths == [3, 2, 1, 0]
+    assert epoch

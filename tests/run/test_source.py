@@ -11,7 +11,8 @@ from problems import assert_bitwise, host_copy
 from rank_problems import mesh_of, small_batch, small_loop, small_model
 
 import fuelflow as ff
-from fuelflow.run.source import Timed, make_source
+from fuelflow.run.source import make_source
+from fuelflow.run.timed import Timed
 
 SIZE = 16
 

@@ -44,6 +44,53 @@ class Gate:
             assert self.is_open.wait(SECS)
 
 
+class Ongoing:
+    """Batches one after the other, which cannot say where they are."""
+
+    def __init__(self, moment: Any, before: int = 5) -> None:
+        self._moment, self._before, self._number = moment, before, 0
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        if self._number == self._before:
+            self._moment()
+        self._number += 1
+        return small_batch(seed=self._number - 1)
+
+
+class Positioned(Ongoing):
+    """Those that can."""
+
+    def get_state(self) -> int:
+        return self._number
+
+    def set_state(self, state: int) -> None:
+        self._number = state
+
+
+def make_ongoing(data: Any, **options: Any) -> ff.Trainer:
+    return ff.Trainer(
+        small_loop(0), small_model(), data, epochs=2, steps_per_epoch=4, **options
+    )
+
+
+def trained_on(seeds: Any, steps_per_call: int = 4) -> Any:
+    loop = small_loop(0)
+    batches = [small_batch(seed=seed) for seed in seeds]
+    state = loop.init(small_model())
+    return host_copy(loop.run(state, batches, steps_per_call=steps_per_call)[0].params)
+
+
+def is_waiting(trainer: ff.Trainer, num_given: int | None = None) -> bool:
+    """Whether its newest thread waits for a batch, after so many."""
+    batches = trainer._course._batches
+    if batches is None or batches.is_abandoned or batches._waits_since is None:
+        return False
+    return num_given is None or batches.num_given == num_given
+
+
 def is_left(name: str = "fuelflow trainer") -> bool:
     return any(thread.name == name for thread in threading.enumerate())
 
@@ -162,6 +209,86 @@ def test_the_batch_that_an_iterator_was_waited_for_is_not_lost():
     )
 
     assert_bitwise(host_copy(trainer.fit().state.params), host_copy(expected.params))
+
+
+@pytest.mark.parametrize("num_stops", [2, 3])
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize("kind", [Ongoing, Positioned])
+def test_no_batch_is_lost_or_comes_twice_when_several_runs_wait_for_one(
+    kind: Any, steps_per_call: int, num_stops: int
+):
+    gate = Gate()
+    trainer = make_ongoing(kind(gate), steps_per_call=steps_per_call)
+    for _ in range(num_stops):
+        handle = trainer.run()
+        assert gate.is_reached.wait(SECS)
+        launching.wait_until(lambda: is_waiting(trainer))
+        handle.stop()
+        stopped = handle.join(SECS)
+        assert int(stopped.state.step) == 4 + (steps_per_call == 1)
+    gate.is_open.set()
+    launching.wait_until(lambda: not is_left())
+    trained = trainer.fit()
+
+    expected = trained_on(range(8), steps_per_call)
+    assert_bitwise(host_copy(trained.state.params), expected)
+    assert [metrics.num_steps for metrics in trained.history] == [4, 4]
+
+
+def test_batches_taken_for_one_dispatch_come_again_after_a_stop():
+    gate = Gate()
+    trainer = make_ongoing(Ongoing(gate, before=7), steps_per_call=4)
+    handle = trainer.run()
+    assert gate.is_reached.wait(SECS)
+    handle.stop()
+    assert int(handle.join(SECS).state.step) == 4
+    gate.is_open.set()
+    trainer.fit()
+
+    assert_bitwise(host_copy(trainer.state.params), trained_on(range(8)))
+
+
+def test_what_comes_again_comes_again_after_another_stop():
+    gate = Gate()
+    trainer = make_ongoing(Ongoing(gate, before=7), steps_per_call=4)
+    for _ in range(3):
+        handle = trainer.run()
+        launching.wait_until(lambda: is_waiting(trainer, num_given=3))
+        handle.stop()
+        assert int(handle.join(SECS).state.step) == 4
+    gate.is_open.set()
+    trainer.fit()
+
+    assert_bitwise(host_copy(trainer.state.params), trained_on(range(8)))
+
+
+def test_a_new_process_is_told_of_batches_that_were_taken_in_vain(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    gate = Gate()
+    trainer = make_ongoing(
+        Ongoing(gate, before=7),
+        steps_per_call=4,
+        checkpointer=ff.Checkpointer(tmp_path),
+    )
+    handle = trainer.run()
+    assert gate.is_reached.wait(SECS)
+    handle.stop()
+    handle.join(SECS)
+    gate.is_open.set()
+    launching.wait_until(lambda: not is_left())
+    going_on = (small_batch(seed=seed) for seed in range(7, 11))
+    resumed = make_ongoing(
+        going_on,
+        steps_per_call=4,
+        checkpointer=ff.Checkpointer(tmp_path),
+        resume=True,
+    ).fit()
+
+    (record,) = [each for each in caplog.records if "goes on without" in each.message]
+    assert "without 3 batches that its iterator had given" in record.message
+    expected = trained_on([*range(4), *range(7, 11)])
+    assert_bitwise(host_copy(resumed.state.params), expected)
 
 
 def test_a_stopped_evaluation_is_done_again():

@@ -156,6 +156,62 @@ def test_a_loss_that_is_not_finite_is_a_mark_in_the_curve():
     assert re.search(r"[▁-█]{3}××[▁-█]+", line), line
 
 
+def test_the_names_in_a_long_error_are_told_in_the_narrowest_terminal():
+    error = (
+        "NonFiniteError: the gradients of encoder.layers.0.kernel and "
+        "head.bias are not finite in step 7 of epoch 0; "
+    )
+    end = end_record("error", text=error + "remedies: " * 30, time=NOW)
+    records = [*records_of(1), event_record(end["text"], "error", "stopped")]
+
+    live = drawn(records, 80, 24)
+    last = text_of(Frame().draw_end(story_of([*records, end]), NOW, 80))
+
+    for text in (live, last):
+        told = re.sub(r"\s+", " ", text)
+        assert error[:-14] in told, text
+        assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_figures_say_of_what_they_are():
+    going_on = records_of(2)
+    over = [*going_on, end_record(time=NOW)]
+
+    live = drawn(going_on, 80, 24)
+    last = text_of(Frame().draw_end(story_of(over), NOW, 80))
+
+    step, mean = going_on[-2], epoch_record(1)["metrics"]["avg_loss"]
+    assert "last step" in live
+    assert f"{step['loss']:.4g}" in live
+    assert "samples/s now" in live
+    assert "last epoch" in last
+    assert re.search(rf"loss +{mean:.4g}", last), last
+
+
+def test_many_checkpoints_push_out_nothing_that_must_be_known():
+    resumed = event_record("resumed from step 0", "info", "resumed")
+    saves = [event_record("saved: every_steps", "info", "checkpoint")] * 400
+    another = [event_record(f"note {at}", "info", "note") for at in range(9)]
+    records = [*records_of(1), resumed, event_record("left out"), *another, *saves]
+
+    for height in (24, 50):
+        text = drawn(records, 80, height)
+        assert "resumed from step 0" in text
+        assert "left out" in text
+        assert "saved: every_steps (× 400)" in text
+
+
+def test_a_short_epoch_has_its_time_in_a_unit_that_suits_it():
+    def told(epoch_ms):
+        record = epoch_record(0)
+        record["metrics"]["epoch_ms"] = epoch_ms
+        return text_of(EpochRows(UNICODE).lines(record, 80))
+
+    assert "29.8 µs" in told(0.0298)
+    assert "1.25 ms" in told(1.25)
+    assert "0.0125 s" in told(12.5)
+
+
 def test_a_run_without_a_known_end_shows_no_bar_and_no_time_left():
     text = drawn(records_of(2, epochs=None), 80, 24, now=START + 9)
     first, second = text.splitlines()[1:3]
@@ -182,7 +238,8 @@ def test_letters_that_cannot_be_shown_are_replaced():
     stream.flush()
     text = stream.buffer.getvalue().decode("ascii")
     view.close(story_of([run_record(), end_record()]))
-    assert "f32[64,28,28] > f32[17,28,28]" in text
+    # Wrapped behind the arrow.
+    assert "f32[64,28,28] >" in text
     assert "####" in text
 
 

@@ -84,13 +84,72 @@ def test_a_run_that_goes_on_forgets_what_it_does_anew():
 
 
 def test_events_are_counted_beyond_those_that_are_kept():
-    events = [event_record(text=str(number)) for number in range(1000)]
+    events = [event_record("sink", text=str(number)) for number in range(1000)]
 
     got = Digest([run_record(), *events]).to_dict()
 
     assert got["num_events"] == 1000
     assert len(got["events"]) == digest.MAX_EVENTS
     assert got["events"][-1]["text"] == "999"
+
+
+def test_checkpoints_in_a_row_are_one_event_with_their_count():
+    saves = [event_record(text="saved: every_steps", step=at) for at in range(500)]
+    resumed = event_record("resumed", "resumed from step 0")
+
+    got = Digest([run_record(), resumed, *saves, event_record("skipped")]).to_dict()
+
+    assert got["num_events"] == 502
+    assert [(each["what"], each.get("count")) for each in got["events"]] == [
+        ("resumed", None),
+        ("checkpoint", 500),
+        ("skipped", None),
+    ]
+    assert got["events"][1]["step"] == 499
+
+
+def test_events_that_a_person_must_know_of_are_kept_longest():
+    resumed = event_record("resumed", "resumed from step 0")
+    warned = event_record("skipped", level="warning")
+    others = [event_record("note", text=str(number)) for number in range(1000)]
+
+    got = Digest([run_record(), resumed, warned, *others]).to_dict()["events"]
+
+    assert [each["what"] for each in got[:3]] == ["resumed", "skipped", "note"]
+    assert got[-1]["text"] == "999"
+    assert len(got) == digest.MAX_EVENTS
+
+
+def test_steps_left_out_count_as_steps_taken():
+    digest_of = [run_record(epochs=3), *left_out_steps()]
+
+    got = Digest(digest_of).to_dict()
+
+    assert got["steps"]["step"] == [1] + [2] * 59
+    assert got["steps"]["taken"] == list(range(1, 61))
+    assert got["epochs"]["taken"] == [20, 40, 60]
+
+
+def test_a_run_that_goes_on_knows_how_many_steps_it_left_out():
+    again = run_record(epochs=3, epoch=1, step=2)
+    first, rest = left_out_steps()[:21], left_out_steps()[21:]
+
+    got = Digest([run_record(epochs=3), *first, again, *rest]).to_dict()
+
+    assert got["epochs"]["taken"] == [20, 40, 60]
+
+
+def left_out_steps():
+    """Three epochs of 20 steps of which the first alone was no step in vain."""
+    records = []
+    for step in range(1, 61):
+        skipped = {"step": 2, "num_skipped": step - 1, "loss": "NaN"}
+        records.append(step_record(step) | (skipped if step > 1 else {}))
+        if step % 20 == 0:
+            num = 20 if step > 20 else 19
+            found = {"global_step": 1, "num_skipped": num}
+            records.append(epoch_record(step // 20 - 1, **found))
+    return records
 
 
 def test_a_rank_that_lags_once_is_seen_among_many_epochs_and_ranks():

@@ -7,6 +7,7 @@ import nbclient
 import nbclient.exceptions
 import nbformat
 import pytest
+import watch_browser
 from watched_stories import (
     START,
     end_record,
@@ -230,3 +231,70 @@ def test_a_run_that_has_hardly_begun_can_be_shown(records):
     page, _ = panel_of(records)
 
     assert "digits" in page.texts
+
+
+def test_an_error_is_said_once():
+    end = end_record("error", text="ValueError: no such thing")
+    told = event_record(end["text"], "error", "stopped")
+
+    page, html = panel_of([*records_of(1), told, end])
+    untold, _ = panel_of([*records_of(1), end])
+
+    assert html.count("no such thing") == 1
+    assert "failed" in page.texts
+    assert "failed: ValueError: no such thing" in untold.texts
+
+
+def test_where_nothing_is_finite_a_note_stands_instead_of_a_chart():
+    records = records_of(1)
+    for record in records:
+        if record["kind"] == "step":
+            record["metrics"]["accuracy"] = "NaN"
+        if record["kind"] == "epoch":
+            record["metrics"]["scalars"]["accuracy"] = "NaN"
+            record["metrics"]["evaluation"] = {}
+
+    page, _ = panel_of(records)
+
+    charts = [value for name, value in page.attributes if name == "aria-label"]
+    assert charts == ["loss", "lr", "grad norm"]
+    assert "no finite value yet (nan)" in page.texts
+
+
+def test_figures_say_whether_they_are_of_a_step_or_an_epoch():
+    records = records_of(2)
+    step, mean = records[-2]["loss"], epoch_record(1)["metrics"]["avg_loss"]
+
+    live, _ = panel_of(records)
+    over, _ = panel_of([*records, end_record()])
+
+    for page, name, value in (
+        (live, "loss, last step", step),
+        (over, "loss, last epoch", mean),
+    ):
+        at = page.texts.index(name)
+        assert page.texts[at + 1] == f"{value:.4g}"
+
+
+def test_small_charts_flow_beside_the_large_one_and_below_it(tmp_path):
+    records = records_of(2)
+    for record in records:
+        if record["kind"] == "step":
+            record["metrics"] |= {f"metric {at}": 0.5 + record["loss"] for at in "abc"}
+    path = tmp_path / "panel.html"
+    body = '<body style="margin:0"><div style="width:860px">'
+    path.write_text(f"{body}{panel_of(records)[1]}</div></body>")
+
+    with watch_browser.chromium() as browser:
+        page = browser.new_page(viewport={"width": 1000, "height": 800})
+        page.goto(path.as_uri())
+        boxes = page.eval_on_selector_all(
+            "svg", "all => all.map(each => each.getBoundingClientRect().toJSON())"
+        )
+
+    large, *small = boxes
+    assert len(small) == 6
+    beside = [box for box in small if box["top"] < large["bottom"]]
+    assert len({round(box["left"]) for box in beside}) == 2
+    assert len(beside) == 4
+    assert small[4]["left"] == large["left"]

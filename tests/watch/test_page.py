@@ -20,7 +20,10 @@ from watch_records import (
 
 from fuelflow.metrics.epoch import EpochMetrics
 from fuelflow.watch.pages.page import make_comparison, make_page, save_page
+from fuelflow.watch.pages.server import Server
+from fuelflow.watch.record.log import RecordLog
 
+MINUS = "\u2212"
 TAGS = "<img src=x onerror=fail()>%{x}&lt;$a$</script><!--\u2028{{title}}"
 
 
@@ -321,6 +324,107 @@ def test_a_run_that_has_only_begun_has_a_page(show):
     assert show([]).text("h1") == "a run"
 
 
+def test_it_says_that_nothing_is_recorded_yet(show):
+    begun = show([run_record()])
+    usual = show(make_run(1))
+
+    assert begun.text(".pill") == "nothing recorded yet"
+    assert begun.text("#nothing").startswith("Nothing has been recorded yet")
+    assert usual.page.query_selector("#nothing") is None
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_a_number_that_never_changes_has_a_range_of_its_own_size(show, scale):
+    records = make_run(2)
+    for record in records:
+        if record["kind"] == "step":
+            record["lr"] = 0.01
+
+    opened = show(records)
+    opened.page.click(f"nav >> text={scale}")
+
+    low, high = opened.chart("Learning rate")["yrange"]
+    if scale == "log":
+        low, high = 10**low, 10**high
+    assert (low, high) == pytest.approx((0.009, 0.011))
+
+
+def test_a_log_axis_has_whole_numbers_at_its_ticks(show):
+    opened = show(make_run(4))
+    opened.page.click("nav >> text=log")
+
+    chart = opened.chart("Learning rate")  # from 2.5e-5 to 1e-3
+    low, high = (10**end for end in chart["yrange"])
+    ticks = [float(text.replace(MINUS, "-")) for text in chart["yticks"]]
+    assert len(ticks) >= 2
+    assert all(low <= tick <= high for tick in ticks)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 5])
+def test_few_steps_have_whole_numbers_below_them(show, num_steps):
+    steps = [step_record(step) for step in range(1, num_steps + 1)]
+
+    ticks = show([run_record(), *steps]).chart("Loss")["xticks"]
+
+    assert {str(step) for step in range(1, num_steps + 1)} <= set(ticks)
+    assert all(tick.lstrip(MINUS).isdigit() for tick in ticks)
+
+
+def test_steps_that_were_left_out_are_steps_of_the_axis(show):
+    records = [run_record(epochs=1)]
+    for step in range(1, 21):
+        skipped = {"step": 2, "num_skipped": step - 1, "loss": "NaN"}
+        records.append(step_record(step) | (skipped if step > 1 else {}))
+    found = {"global_step": 1, "num_skipped": 19, "avg_loss": 0.5}
+    records.append(epoch_record(0, **found))
+
+    opened = show(records)
+
+    assert opened.trace("Loss", "epoch mean")["x"] == [20]
+    assert opened.chart("Gradient norm, before clipping")["traces"][0]["x"] == [
+        *range(1, 21)
+    ]
+    assert "20 steps" in opened.text(".facts-line")
+    assert "19" in opened.text(".tiles")
+
+
+def test_a_live_page_counts_the_steps_left_out_before(browser):
+    first, second = make_run(1)[:-1], []
+    for step in range(21, 41):
+        skipped = {"step": 21, "num_skipped": step - 20, "grad_norm": "NaN"}
+        second += [step_record(step) | skipped]
+    second.append(epoch_record(1, global_step=20, num_skipped=20))
+    third = [epoch_record(2, global_step=40, num_skipped=0)]
+    log = RecordLog()
+    for record in [*first, *second]:
+        log.append(record)
+    server = Server(log, title="a run")
+    opened = watch_browser.Opened(browser, server.start())
+    opened.page.wait_for_selector("#curves .scatterlayer")
+
+    for record in third:
+        log.append(record)
+    opened.page.wait_for_selector("text=3 of 1 epoch done")
+
+    assert opened.trace("Loss", "epoch mean")["x"] == [20, 40, 60]
+    assert opened.trace("Loss", "steps")["x"] == list(range(1, 41))
+    assert "60 steps" in opened.text(".facts-line")
+    opened.page.close()
+    server.stop()
+
+
+def test_events_near_each_other_have_times_of_their_own(show):
+    times = (61.0, 62.5, 64.2)
+    events = [event_record("note", time=run_record()["time"] + at) for at in times]
+
+    opened = show([*make_run(1)[:-1], *events])
+
+    shown = opened.page.eval_on_selector_all(
+        "#events td:first-child", "all => all.map(each => each.textContent)"
+    )
+    assert shown[:3] == ["01:04.2", "01:02.5", "01:01.0"]
+
+
 def test_runs_are_compared_on_the_same_axes(show):
     runs = {name: make_run(epochs) for name, epochs in (("a", 2), ("b", 3), ("c", 4))}
     opened = show(runs, title="three")
@@ -353,7 +457,7 @@ def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path):
     taken = tmp_path / "folder"
     (taken / "inside").mkdir(parents=True)
 
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(ValueError, match="must be a file .* is a directory"):
         save_page(taken, make_run(1), title="new")
 
     assert list(tmp_path.iterdir()) == [taken]

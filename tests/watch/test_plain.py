@@ -13,6 +13,7 @@ from watched_stories import (
     event_record,
     records_of,
     run_record,
+    step_record,
     story_of,
 )
 
@@ -76,7 +77,7 @@ def test_a_pass_of_a_loop_written_by_hand_is_a_line_too(capsys):
     view.show(story)
 
     assert capsys.readouterr().out.splitlines() == [
-        "digits: ",
+        "digits",
         "epoch 0: loss 0.58, accuracy 0.93; 50 steps, 2.5 s",
     ]
 
@@ -197,3 +198,13 @@ def test_another_display_is_refused(display):
 def test_a_notebook_is_refused_where_there_is_none():
     with pytest.raises(ValueError, match="must be asked for in a notebook"):
         choose_view("notebook")
+
+
+def test_steps_that_were_left_out_were_taken_too(capsys):
+    view = PlainView()
+    # The fifth step, of which two before and this one were left out.
+    step = step_record(0, 5, 3, num_skipped=3, loss=float("nan"))
+
+    view.close(story_of([run_record(), step, end_record()]))
+
+    assert "5 steps in" in capsys.readouterr().out

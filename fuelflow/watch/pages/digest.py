@@ -8,6 +8,7 @@ from fuelflow.metrics.bottleneck import find_bottleneck, split_times
 from fuelflow.metrics.epoch import EpochMetrics
 from fuelflow.watch.pages.bins import RankBins
 from fuelflow.watch.pages.columns import columns, rounded, thin
+from fuelflow.watch.record.steps import steps_taken
 
 # Curves of a thousand pixels gain nothing from more.
 MAX_ROWS = 3000
@@ -41,6 +42,8 @@ class Digest:
         self._compiles: list[Mapping[str, Any]] = []
         self._events: list[Mapping[str, Any]] = []
         self._num_events = 0
+        # Steps left out: as far as known, and before the end of the newest epoch.
+        self._skipped = self._skipped_by_epochs = 0
         self._end: Mapping[str, Any] | None = None
         self._phase: str | None = None
         self._time: float | None = None
@@ -80,6 +83,7 @@ class Digest:
             "compiles": self._compiles,
             "events": self._events,
             "num_events": self._num_events,
+            "skipped": self._skipped_by_epochs,
             "end": self._end,
             "phase": self._phase,
         }
@@ -92,6 +96,10 @@ class Digest:
         self._ranks.drop_from(epoch)
         for name, rows in self._histograms.items():
             self._histograms[name] = [row for row in rows if row["step"] <= step]
+        by_steps = [row.get("num_skipped", 0) for row in self._steps[-1:]]
+        by_epochs = [row["taken"] - row["step"] for row in self._epochs[-1:]]
+        self._skipped = max([*by_steps, *by_epochs], default=0)
+        self._skipped_by_epochs = self._skipped
         self._end = None
         self._sessions.append([record["time"], record["time"]])
         self._run = {
@@ -106,15 +114,20 @@ class Digest:
 
     def _add_step(self, record: Mapping[str, Any]) -> None:
         row = {name: record[name] for name in _STEP_FACTS if name in record}
+        # The record counts those of the whole run.
+        self._skipped = max(self._skipped, row.get("num_skipped", 0))
+        row["taken"] = steps_taken(record)
         row |= {f"metric/{name}": value for name, value in record["metrics"].items()}
         for each in record.get("memory", ())[:_MAX_DEVICES]:
             row[f"memory/{each['device']}"] = each["used"]
         row |= {f"host/{name}": value for name, value in record.get("host", {}).items()}
         self._steps.append(row)
         if len(self._steps) >= 2 * MAX_ROWS:
-            self._steps = thin(self._steps, "step", MAX_ROWS)
+            self._steps = thin(self._steps, "taken", MAX_ROWS)
         for name, histogram in record.get("histograms", {}).items():
-            self._add_histogram(name, {"step": record["step"], **histogram})
+            self._add_histogram(
+                name, {"step": row["step"], "taken": row["taken"], **histogram}
+            )
 
     def _add_histogram(self, name: str, row: Mapping[str, Any]) -> None:
         rows = self._histograms.setdefault(name, [])
@@ -124,6 +137,9 @@ class Digest:
 
     def _add_epoch(self, record: Mapping[str, Any]) -> None:
         metrics = record["metrics"]
+        self._skipped_by_epochs = self._skipped = max(
+            self._skipped_by_epochs + metrics["num_skipped"], self._skipped
+        )
         self._add_epoch_row(
             {
                 **{name: metrics[name] for name in _EPOCH_FACTS},
@@ -147,7 +163,7 @@ class Digest:
         self._add_epoch_row({**row, **_named("metric", means)})
 
     def _add_epoch_row(self, row: Mapping[str, Any]) -> None:
-        self._epochs.append(row)
+        self._epochs.append({**row, "taken": row["step"] + self._skipped})
         if len(self._epochs) >= 2 * MAX_ROWS:
             self._epochs = thin(self._epochs, "epoch", MAX_ROWS)
 
@@ -156,7 +172,13 @@ class Digest:
 
     def _add_event(self, record: Mapping[str, Any]) -> None:
         self._num_events += 1
-        self._events = [*self._events[1 - MAX_EVENTS :], record]
+        if self._events and _are_saves(self._events[-1], record):
+            count = self._events.pop().get("count", 1) + 1
+            record = {**record, "count": count}
+        self._events.append(record)
+        if len(self._events) > MAX_EVENTS:
+            usual = (at for at, each in enumerate(self._events) if _is_usual(each))
+            del self._events[next(usual, 0)]
 
     def _add_phase(self, record: Mapping[str, Any]) -> None:
         self._phase = record["phase"]
@@ -167,6 +189,17 @@ class Digest:
 
 def _named(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{group}/{name}": value for name, value in values.items()}
+
+
+def _are_saves(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether both only say that a checkpoint was written."""
+    kinds = {(each["what"], each["level"]) for each in (one, other)}
+    return kinds == {("checkpoint", "info")}
+
+
+def _is_usual(event: Mapping[str, Any]) -> bool:
+    """Whether an event may give way to others."""
+    return event["level"] == "info" and event["what"] != "resumed"
 
 
 def _held_back(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """One self-contained page that shows a run, or several on the same axes."""
 
 import base64
-import contextlib
 import hashlib
 import html
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fuelflow.watch.pages.digest import Digest
+from fuelflow.watch.record.files import replace
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -83,22 +82,11 @@ def write_page(path: Path, page: str) -> None:
 
     Raises:
         OSError: If it cannot be written.
+        ValueError: If there is a directory or a device.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no directory for the page {path}")
-    handle, name = tempfile.mkstemp(".tmp", f".{path.name}.", path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(page)
-        # As any new file's, which others may read where the user has it so.
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
+    replace(path, page)
 
 
 def plain_json(value: Any) -> str:

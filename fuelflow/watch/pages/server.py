@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import logging
 import secrets
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
+from fuelflow.step.checks import checked_count
 from fuelflow.watch.pages.feed import Feed
 from fuelflow.watch.pages.page import make_page
 from fuelflow.watch.pages.readers import Readers
@@ -20,10 +22,13 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+logger = logging.getLogger("fuelflow")
+
 MAX_READERS = 200
 _TICK_SECS = 0.5
 _MOST_PER_SEC = 40  # messages to readers
 _STOP_SECS = 3.0
+_LAST_PORT = 65_535
 _ANY_HOST = frozenset({"", "0.0.0.0", "::"})
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -68,9 +73,12 @@ class Server:
             ModuleNotFoundError: If a package of ``fuelflow[report]`` is missing.
             OSError: If the port is taken, or the host is none of this machine's.
             RuntimeError: If it was started before.
+            TypeError: If the host is no text, or the port no integer.
+            ValueError: If there is no such port.
         """
         if self._threads:
             raise RuntimeError("a server is started once; make another")
+        _check_place(host, port)
         server = self._make_server()
         self._token = None if _is_loopback(host) else secrets.token_urlsafe(24)
         ending = f"?token={self._token}" if self._token else ""
@@ -108,6 +116,8 @@ class Server:
         try:
             import uvicorn
 
+            from fuelflow.watch.pages.connections import BACKLOG, Connection
+
             application = self._make_application()
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
@@ -124,6 +134,10 @@ class Server:
             lifespan="off",
             ws="none",
             server_header=False,
+            # One request each: what comes after a first one would be timed by nobody.
+            headers=[("connection", "close")],
+            http=Connection,
+            backlog=BACKLOG,
             timeout_graceful_shutdown=1,
         )
         return uvicorn.Server(config)
@@ -132,16 +146,20 @@ class Server:
         from starlette.applications import Starlette
         from starlette.routing import Route
 
-        return Starlette(
+        application = Starlette(
             routes=[
                 Route("/", self._answer_page),
                 Route("/events", self._answer_events),
             ]
         )
+        # Nobody is sent on before it is known who asks.
+        application.router.redirect_slashes = False
+        return application
 
     def _serve(self, server: "uvicorn.Server", listening: socket.socket) -> None:
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
+            self._loop.set_exception_handler(_note)
             await server.serve(sockets=[listening])
 
         with listening:
@@ -198,6 +216,19 @@ class Server:
         if hmac.compare_digest(given.encode(), self._token.encode()):
             return None
         return PlainTextResponse("the address lacks its token\n", 403)
+
+
+def _check_place(host: str, port: int) -> None:
+    if not isinstance(host, str):
+        raise TypeError(f"`host` must be a name or an address, got {host!r}")
+    if checked_count("port", port, least=0) > _LAST_PORT:
+        raise ValueError(f"`port` must be at most {_LAST_PORT}, got {port}")
+
+
+def _note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Takes note of trouble with a connection, where it is in nobody's way."""
+    del loop
+    logger.debug("%s", context["message"], exc_info=context.get("exception"))
 
 
 def _listen(host: str, port: int) -> socket.socket:

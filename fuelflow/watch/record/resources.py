@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+_MANY = 1 << 20
+
 
 def device_memory(devices: Iterable[Any]) -> list[dict[str, Any]]:
     """Bytes in use, and their limit, on each device that says so."""
@@ -19,6 +21,16 @@ def device_memory(devices: Iterable[Any]) -> list[dict[str, Any]]:
                 {"device": name, "used": stats["bytes_in_use"], "limit": limit}
             )
     return found
+
+
+def most_files() -> int:
+    """How many files this process may have open; a lot, if there is no limit."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return _MANY
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MANY if limit == resource.RLIM_INFINITY else limit
 
 
 class HostUse:

@@ -113,10 +113,18 @@ class Curves:
         """The loss or a metric of the evaluation after each epoch."""
         return self._curve("evals", name, self._story.epochs, _eval_mean)
 
-    def training(self, name: str) -> Curve:
-        """The loss or a metric over the steps, or over epochs if no step has it."""
-        curve = self.steps(name)
-        return curve if curve.values else self.epochs(name)
+    def training(
+        self, names: Sequence[str], *, is_over: bool
+    ) -> tuple[str, Callable[[str], Curve]]:
+        """What the newest values of these curves are of, and what gives the curves.
+
+        Those of steps, of a run that goes on; of one that is over the means of epochs.
+        The other ones where there are none.
+        """
+        has_means = any(self.epochs(name).values for name in names)
+        if has_means and (is_over or not any(self.steps(n).values for n in names)):
+            return "last epoch", self.epochs
+        return "last step", self.steps
 
     def _curve(
         self, kind: str, name: str, records: Sequence[Record], read: _Read

@@ -65,8 +65,8 @@ def figures_of(story: Story) -> list[tuple[str, str]]:
     shown = [
         ("lr", figure(step.get("lr")) if step.get("lr") is not None else ""),
         ("grad norm", figure(step["grad_norm"]) if "grad_norm" in step else ""),
-        ("steps/s", _if_known(step, "steps_per_sec", speed_text)),
-        ("samples/s", _if_known(step, "samples_per_sec", speed_text)),
+        ("steps/s now", _if_known(step, "steps_per_sec", speed_text)),
+        ("samples/s now", _if_known(step, "samples_per_sec", speed_text)),
         ("data wait", _if_known(step, "data_wait", percent_text)),
         ("host", _host_text(step.get("host") or {})),
         *_memory(step.get("memory") or []),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuelflow.metrics.epoch import EpochMetrics
+from fuelflow.watch.record.steps import steps_taken
 from fuelflow.watch.record.story import Story
 from fuelflow.watch.screens.curves import Curves, eval_names, train_names
 from fuelflow.watch.screens.facts import (
@@ -17,7 +18,7 @@ from fuelflow.watch.screens.facts import (
 )
 from fuelflow.watch.screens.glyphs import UNICODE, Glyphs
 from fuelflow.watch.screens.newest import NewestMetrics
-from fuelflow.watch.screens.notes import notes_of
+from fuelflow.watch.screens.notes import foremost, notes_of
 from fuelflow.watch.screens.rank_bars import rank_bars
 from fuelflow.watch.screens.sections import (
     LABEL,
@@ -156,11 +157,11 @@ class _Parts:
 
     def rows(self, plan: _Plan, *, is_wide: bool) -> int:
         """How many rows a plan takes."""
-        left = [2, min(plan.values, len(self._names)) + bool(self._evals), plan.chart]
+        left = [2, min(plan.values, len(self._names)) + 1, plan.chart]
         right = [
             len(self._figures),
             len(self._bars(plan.ranks)),
-            min(plan.notes, len(self._notes)),
+            len(self.notes(plan.notes)),
         ]
         sides = [left, right] if is_wide else [left + right]
         return max(sum(side) + plan.is_airy * (len(side) - 1) for side in sides)
@@ -182,11 +183,18 @@ class _Parts:
     def values(self, most: int) -> list[Line]:
         """The first few of the losses and metrics."""
         names = self._names[:most]
-        return value_block(self._curves, names, self._evals, self._width, self._glyphs)
+        return value_block(
+            self._curves,
+            names,
+            self._evals,
+            self._width,
+            self._glyphs,
+            is_over=self._story.end is not None,
+        )
 
     def notes(self, most: int) -> list[Line]:
-        """The last few notes."""
-        notes = self._notes[max(len(self._notes) - most, 0) :]
+        """A few of the notes."""
+        notes = foremost(self._notes, most)
         return note_block(notes, self._width, self._glyphs)
 
     def _bars(self, most: int) -> list[Line]:
@@ -211,7 +219,7 @@ def _phase_style(story: Story) -> str:
 
 
 def _summary(story: Story, now: float) -> Line:
-    step = story.steps[-1]["step"] if story.steps else None
+    step = steps_taken(story.steps[-1]) if story.steps else None
     done = [counted(num_epochs_done(story), "epoch")]
     done += [counted(step, "step")] if step is not None else []
     line = f"{', '.join(done)} in {clock_text(elapsed_secs(story, now))}"

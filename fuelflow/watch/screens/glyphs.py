@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-_REPLACED = str.maketrans({"—": "-", "×": "x", "→": ">", "·": ",", "…": "~"})
+_REPLACED = str.maketrans({"—": "-", "×": "x", "→": ">", "·": ",", "…": "~", "µ": "u"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any
 from fuelflow.metrics.epoch import EpochMetrics
 from fuelflow.metrics.wording import secs_text
 from fuelflow.watch.record.records import number
+from fuelflow.watch.record.steps import steps_taken
 from fuelflow.watch.record.story import Story
 from fuelflow.watch.screens.facts import (
     compile_secs,
@@ -31,7 +32,9 @@ def start_line(run: Mapping[str, Any]) -> str:
             parts[-1] += f" of {counted(run['steps_per_epoch'], 'step')}"
     if run["step"]:
         parts.append(f"goes on with epoch {run['epoch']} after step {run['step']:,}")
-    return clean(f"{run['name'] or 'run'}: {'; '.join(filter(None, parts))}")
+    told = "; ".join(filter(None, parts))
+    name = run["name"] or "run"
+    return clean(f"{name}: {told}" if told else name)
 
 
 def epoch_line(record: Mapping[str, Any]) -> str:
@@ -62,7 +65,7 @@ def event_line(event: Mapping[str, Any]) -> str:
 
 def end_line(story: Story, now: float) -> str:
     """How the run ended, how much was done and how long it took."""
-    step = story.steps[-1]["step"] if story.steps else None
+    step = steps_taken(story.steps[-1]) if story.steps else None
     done = counted(num_epochs_done(story), "epoch")
     done += "" if step is None else f", {counted(step, 'step')}"
     line = (

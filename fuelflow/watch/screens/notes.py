@@ -1,6 +1,7 @@
 """What happened in a run that a person should know of, the newest last."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ from fuelflow.watch.record.story import Story
 from fuelflow.watch.screens.text import clean
 
 _NUM_LOOKED_AT = 50
+_MOST_IN_A_ROW = 1000
 
 
 @dataclass(frozen=True)
@@ -19,12 +21,14 @@ class Note:
         level: ``"info"``, ``"warning"`` or ``"error"``.
         text: What it was, on one line.
         count: How many times in a row.
+        is_usual: Whether it gives way to what a person must know of.
     """
 
     time: str
     level: str
     text: str
     count: int = 1
+    is_usual: bool = False
 
     @property
     def line(self) -> str:
@@ -33,15 +37,28 @@ class Note:
 
 
 def notes_of(story: Story, most: int) -> list[Note]:
-    """The last few notes; the same one in a row counts as one."""
+    """A few notes, see `foremost`; the same in a row, and checkpoints, count as one."""
     notes: list[Note] = []
+    what = ""
     for event in _happened(story):
         text = clean(str(event["text"] or event["what"]))
+        level, before, what = event["level"], what, event["what"]
         count = 1
-        if notes and (notes[-1].level, notes[-1].text) == (event["level"], text):
+        is_again = bool(notes) and notes[-1].level == level and before == what
+        if is_again and (what == "checkpoint" or notes[-1].text == text):
             count += notes.pop().count
-        notes.append(Note(wall_time(event["time"]), event["level"], text, count))
-    return notes[max(len(notes) - most, 0) :]
+        is_usual = level == "info" and what != "resumed"
+        notes.append(Note(wall_time(event["time"]), level, text, count, is_usual))
+    return foremost(notes, most)
+
+
+def foremost(notes: Sequence[Note], most: int) -> list[Note]:
+    """At most some of the notes, in order: the newest, and what is not usual first."""
+    if len(notes) <= most or most < 1:
+        return list(notes[: max(most, 0)])
+    newest = len(notes) - 1
+    order = sorted(range(newest), key=lambda at: (notes[at].is_usual, -at))
+    return [notes[at] for at in sorted([*order[: most - 1], newest])]
 
 
 def wall_time(secs: float) -> str:
@@ -51,7 +68,7 @@ def wall_time(secs: float) -> str:
 
 def _happened(story: Story) -> list[dict[str, Any]]:
     """The last events; a compile that came again is one, if nothing else told of it."""
-    events = story.events[-_NUM_LOOKED_AT:]
+    events = _last_events(story.events)
     if any(event["what"] == "recompile" for event in story.events):
         return events
     again = [
@@ -65,3 +82,14 @@ def _happened(story: Story) -> list[dict[str, Any]]:
         if not each["is_first"]
     ]
     return sorted([*events, *again], key=lambda event: event["time"])
+
+
+def _last_events(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last ones, of which checkpoints in a row count as one."""
+    first = len(events)
+    num = 0
+    while first > 0 and num < _NUM_LOOKED_AT and len(events) - first < _MOST_IN_A_ROW:
+        first -= 1
+        later = events[first + 1]["what"] if first + 1 < len(events) else ""
+        num += not events[first]["what"] == later == "checkpoint"
+    return list(events[first:])

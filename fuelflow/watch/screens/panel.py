@@ -10,6 +10,7 @@ from fuelflow.watch.record.story import Story
 from fuelflow.watch.screens.curves import Curves, eval_names, train_names
 from fuelflow.watch.screens.facts import (
     elapsed_secs,
+    end_text,
     figures_of,
     num_epochs_done,
     phase_of,
@@ -28,7 +29,8 @@ _MOST_EPOCHS = 6
 _MOST_RANKS = 8
 _MOST_NOTES = 4
 _LONGEST_NAME = 32
-_SMALL = {"width": 210, "height": 110}
+_LARGE = {"width": 430, "height": 220}
+_SMALL = {"width": 200, "height": 110}
 
 
 def panel_html(
@@ -61,8 +63,8 @@ def _head(story: Story, now: float) -> str:
     times = [f"{clock_text(elapsed_secs(story, now))} elapsed"]
     times += [] if left is None else [f"{clock_text(left)} left"]
     colour = _ENDED.get(story.end["reason"], _EVAL) if story.end else _TRAIN
-    text = str(story.end["text"] or "") if story.end else ""
-    phase = ": ".join(filter(None, [phase_of(story), text]))
+    # An error that is among the notes is not said twice.
+    phase = ": ".join(filter(None, [phase_of(story), end_text(story)]))
     return (
         '<div style="display:flex;flex-wrap:wrap;gap:0 12px;align-items:baseline">'
         f'<b style="font-size:15px">{escape(title_of(story))}</b>'
@@ -96,16 +98,19 @@ def _progress(story: Story) -> str:
 
 def _tiles(story: Story, curves: Curves) -> str:
     tiles = []
-    for name in train_names(story)[:_MOST_METRICS]:
-        values = curves.training(name).values
-        tiles.append((name, figure(values[-1]) if values else "—"))
+    names = train_names(story)
+    newest, training = curves.training(names, is_over=story.end is not None)
+    for name in names[:_MOST_METRICS]:
+        values = training(name).values
+        told = figure(values[-1]) if values else "—"
+        tiles.append((f"{_short(name)}, {newest}", told))
     for name in eval_names(story)[:_MOST_METRICS]:
         values = curves.evals(name).values
-        tiles.append((f"eval {name}", figure(values[-1]) if values else "—"))
-    tiles += figures_of(story)
+        tiles.append((f"eval {_short(name)}", figure(values[-1]) if values else "—"))
+    tiles += [(_short(name), told) for name, told in figures_of(story)]
     shown = "".join(
         '<div style="white-space:nowrap">'
-        f'<div style="opacity:0.65;font-size:11px">{escape(_short(name))}</div>'
+        f'<div style="opacity:0.65;font-size:11px">{escape(name)}</div>'
         f'<div style="font-size:15px;font-weight:600">{escape(text)}</div></div>'
         for name, text in tiles
     )
@@ -117,19 +122,24 @@ def _tiles(story: Story, curves: Curves) -> str:
 
 def _charts(story: Story, curves: Curves) -> str:
     names = list(dict.fromkeys([*train_names(story), *eval_names(story)]))
-    charts = [_chart(curves, "loss", width=430, height=230)]
+    loss = _chart(curves, "loss", **_LARGE)
     small = [_chart(curves, name, **_SMALL) for name in names if name != "loss"]
     small = small[:_MOST_METRICS]
     small += [
         chart_svg(title, [Stroke(curves.steps(name), "", _OTHER)], **_SMALL)
         for name, title in (("lr", "lr"), ("grad_norm", "grad norm"))
     ]
-    beside = "".join(f"<div>{chart}</div>" for chart in small if chart)
+    # They flow beside the loss and then below it, as many in a row as there is room.
+    shown = "".join(
+        f'<div style="display:inline-block;vertical-align:top;max-width:100%;'
+        f'margin:0 8px 8px 0">{chart}</div>'
+        for chart in small
+        if chart
+    )
     return (
-        '<div style="display:flex;flex-wrap:wrap;gap:10px 20px;margin:6px 0">'
-        f"<div>{charts[0]}</div>"
-        '<div style="display:flex;flex-wrap:wrap;gap:10px 18px;flex:1 1 210px">'
-        f"{beside}</div></div>"
+        '<div style="display:flow-root;margin:6px 0">'
+        '<div style="float:left;max-width:100%;margin:0 12px 8px 0">'
+        f"{loss}</div>{shown}</div>"
     )
 
 

@@ -21,6 +21,7 @@ from fuelflow.watch.screens.text import (
     figure,
     percent_text,
     speed_text,
+    wrapped,
 )
 
 TRAIN, EVAL = "cyan", "yellow"
@@ -81,26 +82,31 @@ def value_block(
     evals: Sequence[str],
     width: int,
     glyphs: Glyphs,
+    *,
+    is_over: bool = False,
 ) -> list[Line]:
-    """The loss and the metrics, in training and in evaluation, with how they went."""
+    """The loss and the metrics, in training and in evaluation, with how they went.
+
+    Of a run that goes on they are those of its last step; of one that is over, the
+    means of its last epoch.
+    """
     longest = max(cell_len(clean(name)) for name in names)
     labels = min(longest, max(width // 4, 8))
     columns = 2 if evals else 1
     room = (width - labels) // columns - _VALUE_WIDTH - 4
-    lines: list[Line] = []
-    if evals:
-        part = _VALUE_WIDTH + room + 4
-        lines = [
-            [
-                (" " * labels, ""),
-                column("  " + "training".rjust(_VALUE_WIDTH), part, LABEL),
-                ("  " + "evaluation".rjust(_VALUE_WIDTH), LABEL),
-            ]
+    head, training = curves.training(names, is_over=is_over)
+    lines: list[Line] = [
+        [
+            (" " * labels, ""),
+            column("  " + head.rjust(_VALUE_WIDTH), _VALUE_WIDTH + room + 4, LABEL),
         ]
+    ]
+    if evals:
+        lines[0].append(("  " + "evaluation".rjust(_VALUE_WIDTH), LABEL))
     for name in names:
         label = clipped(clean(name), labels, glyphs.ellipsis)
         line: Line = [column(label, labels)]
-        line += _value(curves.training(name), room, glyphs)
+        line += _value(training(name), room, glyphs)
         if name in evals:
             line += _value(curves.evals(name), room, glyphs, EVAL)
         lines.append(line)
@@ -205,11 +211,12 @@ def _rank_bar(rank: RankBar, width: int, glyphs: Glyphs) -> Line:
 
 
 def note_block(notes: Sequence[Note], width: int, glyphs: Glyphs) -> list[Line]:
-    """What happened last, one line each."""
-    return [
-        [
-            (f"{note.time}  ", LABEL),
-            (clipped(note.line, width - 10, glyphs.ellipsis), LEVELS[note.level]),
-        ]
-        for note in notes
-    ]
+    """What happened last, one line each; two if one is not enough for a warning."""
+    lines: list[Line] = []
+    for note in notes:
+        most = 1 if note.level == "info" else 2
+        texts = wrapped(note.line, width - 10, most, glyphs.ellipsis)
+        for at, text in enumerate(texts):
+            left = f"{note.time}  " if at == 0 else " " * 10
+            lines.append([(left, LABEL), (text, LEVELS[note.level])])
+    return lines

@@ -46,21 +46,24 @@ def chart_svg(
         height: Its height, in pixels.
 
     Returns:
-        An ``svg`` element; empty if no curve has a point.
+        An ``svg`` element; a note if no value is finite, and nothing if no curve has a
+        point.
     """
     thin = [each.curve.thinned(_MOST_POINTS) for each in strokes]
     steps = [step for curve in thin for step in curve.steps]
     scale = scale_of(value for curve in thin for value in curve.values)
     if not steps:
         return ""
+    if scale is None:
+        return _note(title, [value for curve in thin for value in curve.values])
     field = _Field(
         low_step=min(steps),
         high_step=max(steps),
-        scale=_widened(scale or Scale(0.0, 1.0, is_log=False)),
+        scale=_widened(scale),
         width=width,
         height=height,
     )
-    drawn = [field.axes(has_values=scale is not None)]
+    drawn = [field.axes()]
     drawn += [
         field.line(curve, each) for curve, each in zip(thin, strokes, strict=True)
     ]
@@ -95,9 +98,9 @@ class _Field:
         room = self.height - _TOP - _BOTTOM
         return _TOP + (1 - self.scale.height(value)) * room
 
-    def axes(self, *, has_values: bool) -> str:
+    def axes(self) -> str:
         """Lines across with their values, and the first and the last step."""
-        ticks = _ticks(self.scale) if has_values else []
+        ticks = _ticks(self.scale)
         lines = "".join(
             f'<path d="M{_LEFT} {self.y(tick):.1f}H{self.width - _RIGHT}" '
             'stroke="currentColor" stroke-opacity="0.13"/>'
@@ -146,6 +149,15 @@ class _Field:
             f"×<title>{escape(name)} is {value} at step {step:,.0f}</title></text>"
             for step, value in places[:_MOST_MARKS]
         )
+
+
+def _note(title: str, values: Sequence[float]) -> str:
+    """What is said of curves that have nothing to draw."""
+    words = ", ".join(dict.fromkeys(number_text(value) for value in values))
+    return (
+        f'<div style="font-size:12px"><b>{escape(title)}</b> '
+        f'<span style="color:{_WARNING}">no finite value yet ({words})</span></div>'
+    )
 
 
 def _heading(title: str, strokes: Sequence[Stroke], width: int) -> str:

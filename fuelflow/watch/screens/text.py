@@ -1,6 +1,7 @@
 """Names, figures and times as a screen shows them."""
 
 import math
+import textwrap
 from typing import Any
 
 from fuelflow.metrics.wording import number_text
@@ -25,6 +26,20 @@ def clipped(text: str, length: int, ellipsis: str = "…") -> str:
         return text[: max(length, 0)]
     room = length - len(ellipsis)
     return text[: room - room // 2] + ellipsis + text[len(text) - room // 2 :]
+
+
+def wrapped(text: str, width: int, most: int, ellipsis: str = "…") -> list[str]:
+    """Text in at most some lines; what is too much is cut off at its end.
+
+    Example:
+        >>> wrapped("the loss is nan in step 7", 12, 2)
+        ['the loss is', 'nan in step…']
+    """
+    lines = textwrap.wrap(text, max(width, 1)) or [""]
+    if len(lines) <= most:
+        return lines
+    room = max(width - len(ellipsis), 0)
+    return [*lines[: most - 1], f"{lines[most - 1][:room]}{ellipsis}"[: max(width, 0)]]
 
 
 def figure(value: Any) -> str:

@@ -4,9 +4,9 @@ import csv
 import io
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, final
 
+from fuelflow.watch.record.files import replace, replaceable
 from fuelflow.watch.record.records import Record
 
 _FIRST = ("kind", "epoch", "step", "time")
@@ -23,12 +23,13 @@ class Csv:
     begins anew begins the file anew.
 
     Args:
-        path: The file.
+        path: The file, or a link to it.
         kinds: Of which records there are rows: ``"epoch"``, ``"pass"`` (of a loop
             written by hand) and ``"step"`` (a few each second).
 
     Raises:
-        ValueError: If there is another kind, or none.
+        ValueError: If there is another kind, or none; or if the path is that of a
+            directory or a device.
 
     Example:
         >>> import tempfile, pathlib
@@ -46,7 +47,7 @@ class Csv:
         *,
         kinds: Iterable[str] = ("epoch", "pass"),
     ) -> None:
-        self._path = Path(path)
+        self._path = replaceable(path)
         self._kinds = frozenset([kinds] if isinstance(kinds, str) else kinds)
         if not self._kinds or not self._kinds <= set(_KINDS):
             given = sorted(self._kinds)
@@ -97,14 +98,8 @@ class Csv:
 
     def _write_all(self, rows: Iterable[dict[str, Any]], columns: list[str]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        replacement = self._path.with_name(f".{self._path.name}.new")
         text = ",".join(map(_quoted, columns)) + "\n" + _lines(rows, columns)
-        try:
-            replacement.write_text(text, encoding="utf-8", newline="")
-            replacement.replace(self._path)
-        except OSError:
-            replacement.unlink(missing_ok=True)
-            raise
+        replace(self._path, text)
         self._columns = columns
 
 

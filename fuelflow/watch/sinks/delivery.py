@@ -134,7 +134,8 @@ class Delivery:
     def _guarded(self, function: Callable[..., Any], *arguments: Any) -> None:
         try:
             function(*arguments)
-        except Exception as error:  # the sink's, whatever it may be
+        # The sink's, whatever it may be; an exit would end this thread alone.
+        except (Exception, SystemExit) as error:
             logger.debug("a sink failed", exc_info=True)
             if not self._has_raised:
                 self._has_raised = True

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, final
 
 from fuelflow.step.checks import checked_count
+from fuelflow.watch.record.files import replace
 from fuelflow.watch.record.reading import FILE_NAME, read_record, read_records
 from fuelflow.watch.record.records import LIVE_KINDS, Record, folded, thinned
 
@@ -95,14 +96,8 @@ class JsonLines:
         self._tried = time.monotonic()
         limit = int(self._max_bytes * _ROOM) - num_bytes
         lines = [encoded(each) for each in made_smaller(self._path, limit)]
-        text = b"".join(lines)
-        replacement = self._path.with_name(f".{self._path.name}.smaller")
-        try:
-            replacement.write_bytes(text)
-            replacement.replace(self._path)
-        except OSError:
-            replacement.unlink(missing_ok=True)
-            raise
+        text = b"".join(lines).decode()
+        replace(self._path, text)
         self.close()
         self._open()
         self._tried = -_SECS_BETWEEN_TRIES

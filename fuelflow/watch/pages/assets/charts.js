@@ -52,10 +52,37 @@ function layoutFor(extra = {}) {
 }
 
 // The axis that all curves share; a zoom stays while the axis is the same.
-function xAxis() {
-  const title = { step: "step", epoch: "epochs done", time: secsUnit.name }[view.axis];
-  return { title: { text: title }, rangemode: "normal", hoverformat: ",.6~g",
-    tickformat: view.axis === "step" ? "~s" : "", uirevision: view.axis };
+function xAxis(x) {
+  const title = { epoch: "epochs done", time: secsUnit.name }[view.axis];
+  return { rangemode: "normal", hoverformat: ",.6~g", uirevision: view.axis,
+    ...(view.axis === "step" ? stepAxis(x) : { title: { text: title } }) };
+}
+
+// Steps are whole: few of them have a tick each, and none is "500m".
+function stepAxis(x) {
+  const [least, most] = extent(x);
+  return { title: { text: "step" }, ...(most - least <= 8 && { dtick: 1 }),
+    tickformatstops: [{ dtickrange: [null, 0.99], value: ",.2~f" }, { dtickrange: [1, null], value: "~s" }] };
+}
+
+// What plotly makes of one value alone reaches one up and down, however small it is.
+function rangeAround(values) {
+  const [least, most] = extent(values);
+  if (least !== most || least === 0) return {};
+  const isLog = view.scale === "log";
+  if (isLog && least < 0) return {};
+  const ends = [0.9 * least, 1.1 * least].sort((a, b) => a - b);
+  return { range: isLog ? ends.map(Math.log10) : ends };
+}
+
+function extent(values) {
+  let [least, most] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (typeof value !== "number") continue;
+    if (value < least) least = value;
+    if (value > most) most = value;
+  }
+  return [least, most];
 }
 
 function chooseSecsUnit(runs) {

@@ -44,10 +44,14 @@ function markTrace(x, words, texts) {
   };
 }
 
-function curveLayout(extra = {}) {
+function curveLayout(traces, extra = {}) {
+  const onOwnScale = traces.filter((trace) => trace.yaxis !== "y2");
+  const y = onOwnScale.flatMap((trace) => trace.y);
   return layoutFor({
-    xaxis: xAxis(),
-    yaxis: { type: view.scale, exponentformat: "e", uirevision: view.scale, ...extra },
+    xaxis: xAxis(traces.flatMap((trace) => trace.x)),
+    yaxis: { type: view.scale, exponentformat: "e", uirevision: view.scale,
+      ...(view.scale === "log" && { tickformat: ".3~g", nticks: 3 }),
+      ...(extra.rangemode !== "tozero" && rangeAround(y)), ...extra },
     yaxis2: { overlaying: "y", range: [0, 1], fixedrange: true, visible: false },
     uirevision: "kept",
   });
@@ -121,7 +125,7 @@ function curveOf(runs, columns) {
       if (smooth.length) data[0].colour = theme().faint;
       data.push(...smooth);
     }
-    return data.length ? { data, layout: curveLayout(columns.axis) } : null;
+    return data.length ? { data, layout: curveLayout(data, columns.axis) } : null;
   };
 }
 
@@ -151,7 +155,7 @@ function memoryCurve(runs) {
     const names = columnNames(runs, "steps", "memory/");
     const data = names.flatMap((name, index) => lineTraces(series(run, "steps", name, view.axis),
       { name: name.slice(7), colour: runColour(index), width: 1.5, dash: runDash(index), dotsUpTo: 1 }, name, 1e-9));
-    return data.length ? { data, layout: curveLayout({ rangemode: "tozero" }) } : null;
+    return data.length ? { data, layout: curveLayout(data, { rangemode: "tozero" }) } : null;
   };
 }
 

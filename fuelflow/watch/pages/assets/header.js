@@ -11,12 +11,20 @@ const CONNECTIONS = {
   lost: ["connection lost", "bad", "The page shows what it had, and tries again."],
 };
 
+const NOTHING = "Nothing has been recorded yet: curves and figures come with the first steps of the run.";
+const NOTHING_AT_ALL = "The run ended before any of its steps was recorded.";
+
+function hasRows(run) {
+  return numRows(run.steps) > 0 || numRows(run.epochs) > 0;
+}
+
 function statusPill(run) {
   if (run.end) {
     const [text, kind] = ENDS[run.end.reason] || [run.end.reason, "warn"];
     return pill(text, kind, run.end.text || "");
   }
   if (connection.state in CONNECTIONS) return pill(...CONNECTIONS[connection.state]);
+  if (!hasRows(run)) return pill("nothing recorded yet", "warn", "The run had only begun, or was killed.");
   return pill("no end recorded", "warn", "The run was still going on, or was killed.");
 }
 
@@ -32,7 +40,7 @@ function epochsDone(run) {
 }
 
 function stepsDone(run) {
-  return Math.max(lastValue(run, "steps", "step") || 0, lastValue(run, "epochs", "step") || 0);
+  return Math.max(lastValue(run, "steps", "taken") || 0, lastValue(run, "epochs", "taken") || 0);
 }
 
 // Seconds that are left at the pace of the last fifth of the way.
@@ -50,8 +58,7 @@ function progressFacts(run) {
   const done = epochsDone(run);
   const facts = [];
   if (done || whole) {
-    const num = Math.floor(done).toLocaleString("en");
-    facts.push(whole ? `${num} of ${plural(whole, "epoch")} done` : `${num} epochs done`);
+    facts.push(whole ? `${Math.floor(done).toLocaleString("en")} of ${plural(whole, "epoch")} done` : `${plural(Math.floor(done), "epoch")} done`);
   }
   facts.push(plural(stepsDone(run), "step"));
   facts.push(durationText(activeSecs(run, Infinity)));
@@ -90,7 +97,7 @@ function tiles(run) {
   }
   add("Learning rate", "steps", "lr");
   add("Steps per second", "steps", "steps_per_sec", (value) => numberText(value, 3));
-  const skipped = (run.epochs.num_skipped || []).reduce((a, b) => a + (b || 0), 0);
+  const skipped = Math.max(run.skipped, lastValue(run, "steps", "num_skipped") || 0);
   if (skipped) found.push(tile("Skipped steps", skipped.toLocaleString("en")));
   return found;
 }
@@ -111,7 +118,7 @@ function showHeader(header, title, runs) {
   header.replaceChildren(...[
     el("div", { class: "bar" }, el("h1", {}, (run.run && run.run.name) || title), statusPill(run)),
     el("p", { class: "facts-line" }, facts.join(" · "), el("span", { class: "soft" }, began)),
-    bar, failure, el("dl", { class: "tiles" }, ...tiles(run)),
+    bar, failure, hasRows(run) ? null : el("p", { class: "note", id: "nothing" }, run.end ? NOTHING_AT_ALL : NOTHING), el("dl", { class: "tiles" }, ...tiles(run)),
   ].filter(Boolean));
 }
 

@@ -25,14 +25,14 @@ function histogramChart(rows) {
   const high = Math.max(...usable.map((row) => row.high));
   const width = (high - low || 1) / LEVELS;
   const data = [{
-    type: "heatmap", x: usable.map((row) => row.step),
+    type: "heatmap", x: usable.map((row) => row.taken),
     y: Array.from({ length: LEVELS }, (_, level) => low + (level + 0.5) * width),
     z: usable.map((row) => spreadCounts(row, low, width)), transpose: true, colorscale: "Cividis",
     hovertemplate: "step %{x}, near %{y:.3~g}: %{z:.3~g} values<extra></extra>",
     colorbar: { thickness: 10, outlinewidth: 0, tickfont: { size: 10, color: theme().soft } },
   }];
   return { data, layout: layoutFor({ hovermode: "closest", uirevision: chosen.histogram, margin: { l: 62, r: 70, t: 10, b: 38 },
-    xaxis: { title: { text: "step" } }, yaxis: { title: { text: "value" }, showgrid: false } }) };
+    xaxis: stepAxis(usable.map((row) => row.taken)), yaxis: { title: { text: "value" }, showgrid: false } }) };
 }
 
 function spreadCounts({ low, high, counts }, start, width) {

@@ -76,7 +76,7 @@ function showChanges() {
   document.getElementById("rank-note").textContent = rankNote(run);
   sections.histograms.section.hidden = Object.keys(run.histograms).length === 0;
   sections.histograms.refresh();
-  const older = run.num_events - run.events.length;
+  const older = run.num_events - run.events.reduce((sum, each) => sum + (each.count || 1), 0);
   fill("events", eventTable(run), older > 0 ? el("p", { class: "note" }, `${plural(older, "older event")} left out.`) : null);
   fill("compiles", compileTable(run));
 }

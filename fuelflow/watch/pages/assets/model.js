@@ -31,13 +31,35 @@ function joinRanks(ranks, newer) {
   return ranks;
 }
 
+// An epoch counts those of its own steps that were left out. What is newer does not
+// know of those before.
+function countSkipped(run, { epochs }) {
+  (epochs.taken || []).forEach((taken, row) => {
+    run.skipped += (epochs.num_skipped && epochs.num_skipped[row]) || 0;
+    run.skipped = Math.max(run.skipped, taken - epochs.step[row]);
+    epochs.taken[row] = epochs.step[row] + run.skipped;
+  });
+}
+
+// Checkpoints in a row are one event, the newest, with their count.
+function joinEvents(events, newer) {
+  for (const event of newer) {
+    const last = events[events.length - 1];
+    const areSaves = last && [last, event].every(({ what, level }) => what === "checkpoint" && level === "info");
+    const count = areSaves ? (last.count || 1) + (event.count || 1) : event.count;
+    if (areSaves) events.pop();
+    events.push(count ? { ...event, count } : event);
+  }
+}
+
 // A run and what came after: the page's share of what the server's digest does.
 function joinRun(run, newer) {
+  countSkipped(run, newer);
   joinColumns(run.steps, newer.steps);
   joinColumns(run.epochs, newer.epochs);
   run.ranks = joinRanks(run.ranks, newer.ranks);
   run.compiles.push(...newer.compiles);
-  run.events.push(...newer.events);
+  joinEvents(run.events, newer.events);
   run.num_events += newer.num_events;
   for (const [name, rows] of Object.entries(newer.histograms)) {
     run.histograms[name] = [...(run.histograms[name] || []), ...rows];
@@ -70,7 +92,7 @@ function stepsPerEpoch(run) {
 // Where the rows of a table stand on an axis. An epoch's means stand at its end.
 function positions(run, table, axis) {
   const rows = run[table];
-  if (axis === "step") return rows.step || [];
+  if (axis === "step") return rows.taken || []; // those left out as well
   if (axis === "time") return (rows.time || []).map((time) => activeSecs(run, time));
   if (table === "epochs") return (rows.epoch || []).map((epoch) => epoch + 1);
   const num = stepsPerEpoch(run);

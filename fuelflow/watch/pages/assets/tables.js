@@ -106,8 +106,10 @@ function compileTable(run) {
 function eventTable(run) {
   if (!run.events.length) return null;
   const newest = [...run.events].reverse();
+  const isLong = activeSecs(run, Infinity) >= 600;
   return table(["when", "step", "what", ""], newest.map((each) =>
-    [el("td", { class: "soft", title: clockText(each.time) }, durationText(activeSecs(run, each.time))),
+    [el("td", { class: "soft", title: clockText(each.time) }, timeText(activeSecs(run, each.time), isLong)),
       numberCell(each.step === null || each.step === undefined ? "–" : each.step.toLocaleString("en")),
-      el("td", {}, el("span", { class: `tag ${each.level}` }, each.what)), each.text]), { class: "events" });
+      el("td", {}, el("span", { class: `tag ${each.level}` }, each.what)),
+      each.count > 1 ? `${each.text} (× ${each.count.toLocaleString("en")})` : each.text]), { class: "events" });
 }

@@ -41,6 +41,15 @@ function durationText(secs) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+// As a clock shows it, for rows of which many are near each other.
+function timeText(secs, isLong) {
+  const tenths = Math.round(10 * secs);
+  const two = (value) => String(value).padStart(2, "0");
+  const [hours, minutes, rest] = [Math.floor(tenths / 36000), Math.floor(tenths / 600) % 60, tenths % 600];
+  const time = `${two(minutes)}:${two(Math.floor(rest / 10))}`;
+  return isLong ? `${hours}:${time}` : `${time}.${rest % 10}`;
+}
+
 function clockText(time) {
   return typeof time === "number" ? new Date(1000 * time).toLocaleString() : "–";
 }
