@@ -117,11 +117,12 @@ class LoaderSource:
 
 
 class IterableSource:
-    """Batches that can be gone through again and again."""
+    """Batches that can be gone through again and again, or an iterator once."""
 
     def __init__(self, batches: Iterable[Any], num_steps: int | None) -> None:
         self._batches = batches
         self._limit = num_steps
+        self._is_begun = False
 
     @property
     def num_steps(self) -> int | None:
@@ -135,8 +136,19 @@ class IterableSource:
     num_tail_rows = 0
 
     def epoch(self, epoch: int, num_done: int = 0) -> Timed:
-        """Another pass, of which what is done is passed over."""
+        """Another pass, of which what is done is passed over.
+
+        Raises:
+            ValueError: If there can be no other.
+        """
         del epoch
+        if self._is_begun and isinstance(self._batches, Iterator):
+            raise ValueError(
+                "the data was an iterator, which has been gone through in part and has "
+                "no beginning any more: give the trainer the iterable it came from, or "
+                "say with `steps_per_epoch` how many of its batches are an epoch"
+            )
+        self._is_begun = True
         batches = islice(iterator_of(self._batches), num_done, self._limit)
         return Timed(batches, lambda: "by the number of steps done")
 

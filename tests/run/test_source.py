@@ -102,6 +102,22 @@ def grain_data() -> Any:
     return grain.MapDataset.source(source).seed(3).shuffle().batch(SIZE)
 
 
+def test_a_generator_that_was_left_half_way_is_not_taken_for_a_whole_epoch():
+    def given():
+        for number, batch in enumerate(batches()):
+            if number == 2:
+                trainer.stop()
+            yield batch
+
+    trainer = make_trainer(given(), epochs=1, steps_per_call=1)
+    stopped = trainer.fit()
+
+    assert stopped.stopped_by == "stop"
+    with pytest.raises(ValueError, match="an iterator, which .* gone through in part"):
+        trainer.fit()
+    assert trainer.state.step == stopped.state.step < 6
+
+
 def test_a_grain_data_set_is_as_good_as_a_list():
     order = [grain_data()[index] for index in range(6)]
 
