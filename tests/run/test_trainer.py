@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 import time
 from typing import Any
 
@@ -455,6 +456,21 @@ def test_compiling_is_in_no_other_time():
 
 
 # Refusals.
+
+
+def test_a_slow_trace_is_taken_off_an_epoch_once():
+    def slow(params: Any, batch: Any) -> Any:
+        threading.Event().wait(0.2)  # as it is traced
+        return (params["w"].sum() * batch["x"].sum(-1)) ** 2
+
+    loop = ff.TrainingLoop(slow, optax.sgd, schedule=1e-3, mesh=mesh_of(4))
+    loader = ff.DataLoader(small_batch(SIZE + 2), SIZE, mesh=mesh_of(4))
+    model = {"w": np.ones(3, np.float32)}
+    (metrics,) = ff.Trainer(loop, model, loader, epochs=1).fit().history
+
+    assert metrics.num_steps == 2  # the tail, for which it is traced before all
+    assert metrics.epoch_ms > 0
+    assert metrics.compile_ms > 400
 
 
 def test_what_is_no_loop_or_callback_is_refused():
