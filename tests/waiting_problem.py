@@ -7,6 +7,7 @@ Writes a line when it waits, and when it has ended what ended it, and its last s
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -123,6 +124,19 @@ def make_trainer(
         steps_per_call=steps_per_call,
         **options,
     )
+
+
+def make_endless_trainer() -> ff.Trainer:
+    """A run whose callback never returns, and says so once a stop is wished for."""
+
+    def endless(metrics: Any) -> None:
+        print("ready", flush=True)
+        while not trainer._course.stop_sign.is_wished:
+            time.sleep(0.01)
+        never()
+
+    trainer = make_trainer("iterable", metrics_fn=endless)
+    return trainer
 
 
 def main(directory: str, kind: str, part: str) -> None:

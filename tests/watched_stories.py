@@ -5,6 +5,7 @@ import math
 from metric_records import make_metrics, make_record
 
 from fuelflow.metrics.plain import to_plain
+from fuelflow.watch.record.records import Record
 from fuelflow.watch.record.story import Story
 
 START = 1_800_000_000.0
@@ -140,3 +141,12 @@ def story_of(records):
     for record in records:
         story.add(record)
     return story
+
+
+def given(sink, records):
+    """Gives a sink records, as a monitor does, and closes it."""
+    for record in records:
+        sink(Record(record))
+    close = getattr(sink, "close", None)
+    if close is not None:
+        close()

@@ -208,9 +208,8 @@ class Watch:
             programs: The programs for it.
             **facts: What else `RunFacts` has.
         """
-        if not self._is_on:
-            return
-        try:
+
+        def begin() -> None:
             loader = self._data if isinstance(self._data, DataLoader) else None
             self._watcher.begin(
                 RunFacts(
@@ -223,12 +222,9 @@ class Watch:
                     **facts,
                 )
             )
-        except NotWatchingError as error:
-            logger.warning("this run is not watched: %s", error)
-            self._look_away()
-        except Exception:
-            logger.exception(_FAILURE)
-            self._look_away()
+
+        if self._is_on:  # nobody else asks for all that
+            self._tell(begin)
 
     def dispatched(self, dispatched: Dispatched) -> None:
         """Steps were sent to the devices."""

@@ -127,7 +127,7 @@ class StepOutcome:
         """
         self._read("finite")
         names = self._layout.histograms
-        if not names:
+        if not names or not self._asides:
             return {}
         is_many = np.ndim(self.realize()["loss"]) > 0
         words = [np.atleast_2d(np.asarray(aside)) for aside in self._asides]
@@ -206,12 +206,18 @@ class StepOutcome:
         count = self._load()["num_skipped"]
         return count if isinstance(count, int) else int(count[-1])
 
-    def detached(self) -> "StepOutcome":
-        """The same outcome, not tied to a run: reading it never raises."""
+    def detached(self, *, with_histograms: bool = True) -> "StepOutcome":
+        """The same outcome, not tied to a run: reading it never raises.
+
+        Args:
+            with_histograms: Whether it has the histograms, and holds their arrays.
+        """
         alone = StepOutcome(self._words, self._layout)
         alone._values, alone._uneven = self._values, self._uneven
-        alone._asides = self._asides
-        alone._parts = [part.detached() for part in self._parts]
+        alone._asides = self._asides if with_histograms else ()
+        alone._parts = [
+            part.detached(with_histograms=with_histograms) for part in self._parts
+        ]
         return alone
 
     def unread(self) -> list[Array]:

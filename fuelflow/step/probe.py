@@ -14,7 +14,7 @@ from jax.interpreters import partial_eval as pe
 
 from fuelflow._types import Array
 from fuelflow.step.probed import take_note
-from fuelflow.step.weighted import broadcast_weight
+from fuelflow.step.weighted import broadcast_weight, read_value
 from fuelflow.step.witness import Witness
 
 witness: ContextVar[Witness | None] = ContextVar("witness", default=None)
@@ -80,19 +80,7 @@ def probe(name: str, value: Any, weight: Any = None) -> None:
 
 
 def _read_value(value: Any, what: str) -> Array:
-    try:
-        array = jnp.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{what} must be a real number or an array of them, "
-            f"got a {type(value).__name__}"
-        ) from error
-    kinds = (jnp.floating, jnp.integer, jnp.bool_)
-    if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
-        raise TypeError(
-            f"{what} must be floating, integer or bool, "
-            f"got {array.dtype}{list(array.shape)}"
-        )
+    array = read_value(value, what, forms="a real number or an array of them")
     if not array.size:
         raise ValueError(
             f"{what} must have at least one value, got {array.dtype}{list(array.shape)}"

@@ -71,7 +71,7 @@ def read_form(
         ValueError: If the value's shape is wrong.
     """
     value = form.value if isinstance(form, Weighted) else form
-    value = _read_value(value, what, is_loss=is_loss)
+    value = read_value(value, what, is_loss=is_loss)
     if isinstance(form, Weighted):
         weight = broadcast_weight(form.weight, value, what)
         if row_weight is not None and is_maskable(form, num_rows):
@@ -98,13 +98,30 @@ def is_maskable(form: Any, num_rows: int) -> bool:
     return jnp.ndim(value) > 0 and jnp.shape(value)[0] == num_rows
 
 
-def _read_value(value: Any, what: str, *, is_loss: bool) -> Array:
+def read_value(
+    value: Any,
+    what: str,
+    *,
+    is_loss: bool = False,
+    forms: str = "a scalar, a vector of one value per example, or "
+    "ff.Weighted(value, weight)",
+) -> Array:
+    """A number or array as floats of 32 bits or more.
+
+    Args:
+        value: The value.
+        what: What it is, for errors.
+        is_loss: Whether it must be floating, and not integer or bool.
+        forms: What it may be, for errors.
+
+    Raises:
+        TypeError: If it is something else.
+    """
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{what} must be a scalar, a vector of one value per example, or "
-            f"ff.Weighted(value, weight), got a {type(value).__name__}"
+            f"{what} must be {forms}, got a {type(value).__name__}"
         ) from error
     kinds = (jnp.floating,) if is_loss else (jnp.floating, jnp.integer, jnp.bool_)
     if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
@@ -120,7 +137,7 @@ def broadcast_weight(weight: Any, value: Array, what: str) -> Array:
         TypeError: If it is no array of real numbers.
         ValueError: If it does not broadcast to the value.
     """
-    array = _read_value(weight, f"the weight of {what}", is_loss=False)
+    array = read_value(weight, f"the weight of {what}")
     try:
         return jnp.broadcast_to(array, value.shape)
     except ValueError as error:

@@ -43,6 +43,7 @@ class Pass:
         num_logged: How many steps were logged.
         secs_waited: Seconds spent waiting for batches, compiling apart.
         rows: Rows of the first batch, if it has some.
+        last: The last step that was logged.
         is_exhausted: Whether all batches were given.
         is_overtaken: Whether another pass began before that.
     """
@@ -56,6 +57,7 @@ class Pass:
         self.rows: int | None = None
         self.is_exhausted = self.is_overtaken = False
         self.logged: deque[Sight] = deque()
+        self.last: Sight | None = None
         self.started = time.perf_counter()
         self._compiled = secs_compiled()
         self._compiled_then: float | None = None
@@ -181,8 +183,11 @@ class HandFollower:
             secs_waited=current.secs_waited,
             scalars=scalars,
         )
+        self._newest = current.last = sight
+        if isinstance(outcome, StepOutcome) and outcome.layout.histograms:
+            # Thousands may wait for the means of a pass, which need no histograms.
+            sight = sight._replace(outcome=outcome.detached(with_histograms=False))
         current.logged.append(sight)
-        self._newest = sight
         if current.is_exhausted:  # they came after all batches, as of `loop.run`
             self.end_pass(current)
 
@@ -276,7 +281,7 @@ class HandFollower:
         if not ended.num_steps:
             return
         yield from self._begun(ended)
-        last = ended.logged[-1] if ended.logged else None
+        last = ended.last
         self._sampler.rows_per_step = ended.rows
         if last is not None:
             self._open(ended)

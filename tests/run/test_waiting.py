@@ -130,18 +130,11 @@ def test_an_interrupt_ends_a_run_that_waits(tmp_path: Path):
 
 
 ENDLESS = f"""
-import sys, threading
+import sys
 sys.path.insert(0, {str(Path(launching.__file__).parent)!r})
-import time
-from waiting_problem import make_trainer, never
+from waiting_problem import make_endless_trainer
 
-def endless(metrics):
-    print("ready", flush=True)
-    while not trainer._course.stop_sign.is_wished:
-        time.sleep(0.01)
-    never()
-
-trainer = make_trainer("iterable", metrics_fn=endless)
+trainer = make_endless_trainer()
 trainer.fit()
 """
 

@@ -375,7 +375,10 @@ def test_it_stops_at_once_with_readers_and_frees_its_port(serve):
 
 
 def test_a_server_that_was_never_started_stops():
+    before = threading.enumerate()
     Server(RecordLog(), title="a run").stop()
+
+    assert threading.enumerate() == before
 
 
 def test_a_port_that_is_taken_is_named(serve):

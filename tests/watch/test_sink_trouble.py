@@ -8,18 +8,16 @@ import sys
 import pandas as pd
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from watched_stories import epoch_record, records_of, run_record, step_record
+from watched_stories import (
+    epoch_record,
+    given,
+    records_of,
+    run_record,
+    step_record,
+)
 
 import fuelflow as ff
 from fuelflow.watch.record.records import Record
-
-
-def given(sink, records):
-    for record in records:
-        sink(Record(record))
-    close = getattr(sink, "close", None)
-    if close is not None:
-        close()
 
 
 def scalars(directory, name):
