@@ -26,7 +26,7 @@ def test_histograms_of_a_loop_written_by_hand_are_in_its_records():
 
 def test_logged_steps_hold_no_histograms_but_the_last():
     loop = small_loop(0).replace(observe=ff.Observe(grad_histogram="*", num_bins=8))
-    state = loop.init(small_model())
+    state, outcome = loop.init(small_model()), None
     asides = []
     with ff.Monitor(display="none") as monitor:
         for batch in monitor.track([small_batch(16)] * 10):
