@@ -373,7 +373,7 @@ def test_few_steps_have_whole_numbers_below_them(show, num_steps):
 def test_steps_that_were_left_out_are_steps_of_the_axis(show):
     records = [run_record(epochs=1)]
     for step in range(1, 21):
-        skipped = {"step": 2, "num_skipped": step - 1, "loss": "NaN"}
+        skipped = {"step": 1, "num_skipped": step - 1, "loss": "NaN"}
         records.append(step_record(step) | (skipped if step > 1 else {}))
     found = {"global_step": 1, "num_skipped": 19, "avg_loss": 0.5}
     records.append(epoch_record(0, **found))
@@ -391,7 +391,7 @@ def test_steps_that_were_left_out_are_steps_of_the_axis(show):
 def test_a_live_page_counts_the_steps_left_out_before(browser):
     first, second = make_run(1)[:-1], []
     for step in range(21, 41):
-        skipped = {"step": 21, "num_skipped": step - 20, "grad_norm": "NaN"}
+        skipped = {"step": 20, "num_skipped": step - 20, "grad_norm": "NaN"}
         second += [step_record(step) | skipped]
     second.append(epoch_record(1, global_step=20, num_skipped=20))
     third = [epoch_record(2, global_step=40, num_skipped=0)]

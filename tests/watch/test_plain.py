@@ -203,7 +203,7 @@ def test_a_notebook_is_refused_where_there_is_none():
 def test_steps_that_were_left_out_were_taken_too(capsys):
     view = PlainView()
     # The fifth step, of which two before and this one were left out.
-    step = step_record(0, 5, 3, num_skipped=3, loss=float("nan"))
+    step = step_record(0, 5, 2, num_skipped=3, loss=float("nan"))
 
     view.close(story_of([run_record(), step, end_record()]))
 

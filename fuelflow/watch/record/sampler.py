@@ -16,7 +16,7 @@ from fuelflow.watch.record.resources import HostUse, device_memory
 
 # Over so many seconds a speed is measured, if they are of one epoch.
 _SPEED_SECS = 1.0
-_SAID = ("loss", "grad_norm", "lr", "global_step", "num_skipped")
+_SAID = ("loss", "grad_norm", "lr", "global_step", "num_skipped", "finite")
 
 
 class Sight(NamedTuple):
@@ -65,6 +65,8 @@ class Sight(NamedTuple):
             }
             metrics = _metrics_of(self.outcome)
             step, num_skipped = int(said["global_step"]), int(said["num_skipped"])
+            # A step that was left out has the number that the next one has again.
+            step -= num_skipped > 0 and not said["finite"]
         else:
             metrics = {name: _last(value) for name, value in self.outcome.items()}
             said = {n: metrics.pop(n, None) for n in ("loss", "grad_norm", "lr")}
