@@ -22,6 +22,7 @@ from rich.terminal_theme import DIMMED_MONOKAI
 import fuelflow as ff
 from fuelflow.examples import digits, ranks
 from fuelflow.examples.demo import Options
+from fuelflow.watch.record.making import make_record
 from fuelflow.watch.record.story import Story
 from fuelflow.watch.screens.curves import Curves
 from fuelflow.watch.screens.epoch_rows import EpochRows
@@ -82,11 +83,13 @@ def watched(directory: Path, epochs: int) -> ff.Monitor:
 
 
 def told(records: Sequence[dict[str, Any]], moment: float) -> Story:
-    """The run as it stood at a moment."""
+    """The run as it stood at a moment inside an epoch."""
     story = Story()
     for record in records:
-        if record["time"] <= moment:
+        if record["time"] <= moment and record["kind"] != "phase":
             story.add(record)
+    # Of the phases only the last is kept. Inside an epoch that was this one.
+    story.add(make_record("phase", phase="training"))
     return story
 
 
