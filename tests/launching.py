@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from fuelflow.cli import main
 
 DEADLINE_SECS = 60  # of what takes a second or two, on a busy machine
@@ -60,6 +62,18 @@ def launched(capsys, *arguments):
     return status, said.out.splitlines(), said.err.splitlines()
 
 
+def run(num_processes, program, *arguments, **environment):
+    """The command in a process of its own, ended."""
+    return subprocess.run(
+        [*COMMAND, "-n", str(num_processes), program, *arguments],
+        env={**ENVIRONMENT, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3 * DEADLINE_SECS,
+    )
+
+
 def of(number, lines):
     """What one process wrote."""
     mark = f"{number} | "
@@ -69,6 +83,13 @@ def of(number, lines):
 def said(number, lines):
     """What one process said, without what gloo wrote."""
     return [line[2:] for line in of(number, lines) if line.startswith("> ")]
+
+
+def report(*words):
+    """Says what a process came to, in a way that `said` finds if it is of several."""
+    line = " ".join(map(str, words))
+    # In one piece, on a line of its own: gloo's threads greet in several.
+    sys.stdout.write(f"\n> {line}\n" if jax.process_count() > 1 else f"{line}\n")
 
 
 def wait_until(is_so):

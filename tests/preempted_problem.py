@@ -1,8 +1,8 @@
 """Runs that are told by SIGTERM to end, at moments of their own choice.
 
-    python preempted_problem.py DIRECTORY MOMENT
+    [fuelflow launch -n N] python preempted_problem.py DIRECTORY MOMENT
 
-Prints what stopped the run, and its last step.
+Prints what stopped the run, and its last step. Of several processes the last is told.
 """
 
 import os
@@ -14,17 +14,25 @@ from typing import Any
 
 import jax
 import numpy as np
-from rank_problems import least_squares, small_batch, small_loop, small_model
+from launching import report
+from rank_problems import least_squares, small_batch, small_loop_of_all, small_model
 
 import fuelflow as ff
 
 NUM_BATCHES, EPOCHS, STEPS_PER_CALL = 60, 3, 50
+# On several processes it is JAX that hears the signal, within a second.
+SECS_TO_HEAR = 1.5
 # What a run is doing when the signal comes, and the step that it ends after.
 MOMENTS = {"compiling": 1, "evaluating": 60, "in a fused run": 50, "waiting": 8}
 
 
 def terminate() -> None:
-    """A signal, and the time until the main thread has heard it."""
+    """A signal, and the time until it was heard."""
+    if jax.process_count() > 1:
+        if jax.process_index() == jax.process_count() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(SECS_TO_HEAR)
+        return
     os.kill(os.getpid(), signal.SIGTERM)
     while signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         time.sleep(0.001)
@@ -82,7 +90,7 @@ def make_trainer(moment: str = "never", **options: Any) -> ff.Trainer:
 
     is_waiting = moment in ("waiting", "twice")
     return ff.Trainer(
-        small_loop(0).replace(loss_fn=loss_fn),
+        small_loop_of_all().replace(loss_fn=loss_fn),
         small_model(),
         Batches(NUM_BATCHES, waited if is_waiting else lambda: None),
         epochs=EPOCHS,
@@ -93,9 +101,10 @@ def make_trainer(moment: str = "never", **options: Any) -> ff.Trainer:
 
 
 def main(directory: str, moment: str) -> None:
+    ff.initialize()
     trainer = make_trainer(moment, checkpointer=ff.Checkpointer(directory))
     trained = trainer.fit()
-    print(trained.stopped_by, int(trained.state.step))
+    report(trained.stopped_by, int(trained.state.step))
 
 
 if __name__ == "__main__":

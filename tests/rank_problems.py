@@ -98,6 +98,11 @@ def small_loop(num_ranks: int = 8, **options: Any) -> ff.TrainingLoop:
     return ff.TrainingLoop(least_squares, optax.adam, mesh=mesh_of(num_ranks), **rules)
 
 
+def small_loop_of_all() -> ff.TrainingLoop:
+    """That loop without ranks, or with every device of several processes."""
+    return small_loop(jax.device_count() if jax.process_count() > 1 else 0)
+
+
 def small_model() -> dict[str, Any]:
     """What least squares begin with."""
     return {"w": np.array([0.5, -1, 2], np.float32)}

@@ -1,17 +1,27 @@
 """Runs whose data never comes, in the middle of an epoch or of an evaluation.
 
-    python waiting_problem.py DIRECTORY DATA PART
+    [fuelflow launch -n N] python waiting_problem.py DIRECTORY DATA PART
 
-Writes a line when it waits, and when it has ended what ended it, and its last step.
+Writes a line when it waits, and when it has ended what ended it, its last step, the
+epochs it had, and a digest of what it learned. With PART "nothing" it waits for nothing
+and goes on from where another one was. Of several processes, which all wait, the last
+is told by SIGTERM to end.
 """
 
+import hashlib
+import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rank_problems import small_batch, small_loop, small_model
+import jax
+import numpy as np
+from launching import report
+from rank_problems import small_batch, small_loop_of_all, small_model
+from run_problems import untimed
 
 import fuelflow as ff
 
@@ -21,7 +31,10 @@ STOPS_BEFORE = {"training": 5, "evaluating": 3}
 
 def never() -> None:
     """Waits for what nobody will give, having said so."""
-    print("waiting", flush=True)
+    report("waiting")
+    sys.stdout.flush()
+    if 0 < jax.process_index() == jax.process_count() - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait()
 
 
@@ -113,7 +126,7 @@ def make_trainer(
     is_training = part == "training"
     before = STOPS_BEFORE["training"] + NUM_BATCHES * (kind == "iterator")
     return ff.Trainer(
-        small_loop(0),
+        small_loop_of_all(),
         small_model(),
         make_data(kind, before, moment if is_training else nothing),
         epochs=EPOCHS,
@@ -140,10 +153,16 @@ def make_endless_trainer() -> ff.Trainer:
 
 
 def main(directory: str, kind: str, part: str) -> None:
+    ff.initialize()
+    checkpointer = ff.Checkpointer(directory)
+    moment = nothing if part == "nothing" else never
     trained = make_trainer(
-        kind, part, never, checkpointer=ff.Checkpointer(directory)
+        kind, part, moment, checkpointer=checkpointer, resume=part == "nothing"
     ).fit()
-    print(trained.stopped_by, int(trained.state.step), len(trained.history))
+    learned = hashlib.sha256(np.asarray(trained.model["w"]).tobytes())
+    learned.update(repr(list(map(untimed, trained.history))).encode())
+    ended = trained.stopped_by, int(trained.state.step), len(trained.history)
+    report(*ended, learned.hexdigest())
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from fuelflow.run.handle import Mailbox
 from fuelflow.run.stopping import StopSign
 
 _SECS_BETWEEN_LOOKS = 0.1
+# Between looks for a wish of another process, of which nobody here is told.
+_SECS_ASLEEP = 0.5
 # Data that comes sooner is waited for: the run's own thread then sees the sign.
 PATIENCE_SECS = 0.3
 
@@ -21,6 +23,10 @@ class Leavable(Protocol):
     @property
     def stop_sign(self) -> StopSign:
         """Ends it early."""
+        ...
+
+    def is_waiting(self, secs: float) -> bool:
+        """Whether its thread has waited so long for data."""
         ...
 
     def leave_waiting(self, secs: float) -> bool:
@@ -34,7 +40,7 @@ class Attendant:
     Asleep until somebody wishes to stop. A thread that waits for data, in somebody
     else's code, cannot be interrupted, so it is left behind, and is a daemon for that;
     this one is none, so a program does not end before its runs. Of several processes
-    none is left waiting, as the others need its part of the next step.
+    all are left where they wait or none, as each needs the others in every step.
 
     Args:
         run: The run.
@@ -49,7 +55,7 @@ class Attendant:
         self._mailbox = mailbox
         self._conclude = conclude
         self._is_given_up = False
-        self._can_leave = jax.process_count() == 1
+        self._is_alone = jax.process_count() == 1
         self._has_ended = threading.Event()  # an interrupted `join` waits no more
         thread = threading.Thread(target=self._attend, name="fuelflow attendant")
         finish_before_end(self)
@@ -79,11 +85,13 @@ class Attendant:
     def _await_end(self) -> None:
         sign = self._run.stop_sign
         while not self._is_done():
-            if sign.is_wished and self._can_leave:
+            if not self._is_alone and self._run.is_waiting(PATIENCE_SECS):
+                sign.hear_others()
+            if sign.is_wished:
                 self._leave()
                 self._mailbox.wait(_SECS_BETWEEN_LOOKS)
             else:
-                sign.wait()
+                sign.wait(None if self._is_alone else _SECS_ASLEEP)
 
     def _is_done(self) -> bool:
         return self._is_given_up or self._mailbox.is_over

@@ -200,24 +200,30 @@ class Course:
 
     # For who ends it, from another thread.
 
+    def is_waiting(self, secs: float) -> bool:
+        """Whether its thread has waited so long for data."""
+        return self._batches is not None and self._batches.is_waiting(secs)
+
     def leave_waiting(self, secs: float) -> bool:
         """Ends a run whose thread has waited so long for data, where it is, and saves.
 
-        That thread ends by itself once its batch comes. False if there was none.
+        Its thread ends by itself once its batch comes. False if it must stay for that.
         """
         batches = self._batches
         if batches is None or not batches.claim(secs):
             return False
         is_left = False
         try:
+            now, mark = self._now(), (0, None)
             if self._unevaluated is None:
-                now = self._now()
                 mark = batches.mark_at(now.num_steps - self._so_far.num_steps)
-                if mark is None:
-                    return False
+            place = self._epoch, now.num_steps, self._unevaluated and batches.num_given
+            if mark is None or not self.stop_sign.is_up_where(str(place)):
+                return False
+            is_left = True
+            if self._unevaluated is None:
                 self._data.leave(batches, mark[1])
                 self._so_far = self._so_far if self.state.sums is None else now
-            is_left = self.stop_sign.is_up()
             self._save(f"stopped: {self.stop_sign.reason}")
             self._checkpointer.wait()
             self.watch.end(self.stop_sign.reason or "done")
@@ -278,7 +284,8 @@ class Course:
                 if self._may_end_here(batches, num_steps, num_dispatches, so_far):
                     self._so_far = so_far()
                     return None
-                self._make_room()
+                assert self.state.flight is not None
+                self.state.flight.await_room(self.loop.max_in_flight)
         except Abandoned:
             raise
         except BaseException:
@@ -340,12 +347,6 @@ class Course:
             self._so_far = so_far()
         else:
             self.state = evolve(self.state, sums=None)
-
-    def _make_room(self) -> None:
-        assert self.state.flight is not None
-        error = self.state.flight.make_room(self.loop.max_in_flight)
-        if error is not None:
-            self.state.flight.raise_once(error)
 
     def _close_epoch(
         self,

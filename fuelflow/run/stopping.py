@@ -1,28 +1,38 @@
 """Ending a run early, on all processes after the same step."""
 
+import itertools
+import logging
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from queue import SimpleQueue
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
 import jax
 import numpy as np
 
+from fuelflow.devices.messages import answers_of_all, is_noticed
+
+logger = logging.getLogger("fuelflow")
 NUM_DISPATCHES_BETWEEN_LOOKS = 32
+# How long a process that waits for data waits for the others to say they do too.
+_SECS_FOR_ANSWERS = 3.0
 # What processes tell each other is a number: a place in this list.
 _REASONS = ("", "stop", "stop_when", "SIGTERM")
 # Not every version of jax declares its flags to type checkers.
 _config: Any = jax.config
+# Runs of this process so far, which all processes of a run have had as many of.
+_runs = itertools.count(1)
 
 
 class StopSign:
     """A wish to stop, which any thread of any process may have.
 
     Processes must take the same steps, so several of them ask each other whether one
-    wishes to stop: at the end of every epoch, and after every so many dispatches.
+    wishes to stop: at the end of every epoch, and after every so many dispatches. If
+    all of them wait for data in the same place, they stop there.
 
     Attributes:
         reason: Why the run was stopped, once it was: ``"stop"``, ``"stop_when"``
@@ -36,6 +46,8 @@ class StopSign:
         self._num_looks = 0
         # Made for being put into by whatever interrupts who puts something in.
         self._news: SimpleQueue[None] = SimpleQueue()
+        self._run = 0
+        self._asked: set[str] = set()  # wishes that others were asked about
 
     def put_up(self, why: str = "stop") -> None:
         """Wishes to stop."""
@@ -52,14 +64,17 @@ class StopSign:
         """Wakes up who waits for a wish."""
         self._news.put(None)
 
-    def wait(self) -> None:
-        """Waits for a wish, or for being told."""
-        self._news.get()
+    def wait(self, secs: float | None) -> None:
+        """Waits for a wish, or for being told, or for so long."""
+        with suppress(Empty):
+            self._news.get(timeout=secs)
 
     def take_down(self) -> None:
-        """Forgets the wish."""
+        """Forgets the wish, as another run begins."""
         self.reason = None
         self._wish = ""
+        self._run = next(_runs)
+        self._asked.clear()
 
     def is_up(self, num_dispatches: int = 0) -> bool:
         """Whether to stop here.
@@ -73,6 +88,36 @@ class StopSign:
             self.reason = self._wish or None
             return self.reason is not None
         return self._is_preempted() or self._is_agreed(num_dispatches)
+
+    def hear_others(self) -> None:
+        """Puts up the sign if JAX has heard SIGTERM in another process, or in this."""
+        if self._wish != "SIGTERM" and _is_heard_by_jax() and is_noticed():
+            self.put_up("SIGTERM")
+
+    def is_up_where(self, place: str) -> bool:
+        """Whether to stop in a place where this process waits for data.
+
+        Of several processes all must wait there, and wish the same. They are asked
+        once: a process that was sent on needs the others to come along.
+        """
+        if jax.process_count() == 1:
+            return self.is_up()
+        wish = self._wish
+        if wish in self._asked:
+            return False
+        self._asked.add(wish)
+        question = f"fuelflow: stop run {self._run}, {wish}"
+        answers = answers_of_all(question, place, _SECS_FOR_ANSWERS)
+        if answers is None or len(set(answers)) > 1:
+            logger.warning(
+                "process %d waits for data and is asked to stop (%s), which it can "
+                "only with its next batch: other processes are elsewhere",
+                jax.process_index(),
+                wish,
+            )
+            return False
+        self.reason = wish
+        return True
 
     def _is_agreed(self, num_dispatches: int) -> bool:
         if num_dispatches % NUM_DISPATCHES_BETWEEN_LOOKS:

@@ -116,11 +116,15 @@ class Timed:
         If it does, `release` is to be called.
         """
         self._turn.acquire()
-        since = self._waits_since
-        if since is not None and time.perf_counter() - since >= secs:
+        if self.is_waiting(secs):
             return True
         self._turn.release()
         return False
+
+    def is_waiting(self, secs: float) -> bool:
+        """Whether a thread has waited so long for a batch, and still does."""
+        since = self._waits_since
+        return since is not None and time.perf_counter() - since >= secs
 
     def release(self, *, is_abandoned: bool) -> None:
         """Lets a thread go that `claim` has held up: on, or to its end."""

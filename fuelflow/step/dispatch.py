@@ -72,9 +72,7 @@ class Dispatcher:
         state, programs = self.host.ready(state, will_step=True)
         flight = state.flight
         assert flight is not None
-        error = flight.make_room(self.max_in_flight)
-        if error is not None:
-            flight.raise_once(error)
+        flight.await_room(self.max_in_flight)
         return state, programs
 
     def step(

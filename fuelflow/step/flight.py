@@ -78,6 +78,16 @@ class Flight:
             return None
         return self._look((max_in_flight + 1) // 2)
 
+    def await_room(self, max_in_flight: int) -> None:
+        """Waits until one more dispatch is allowed, and raises what was bad meanwhile.
+
+        Raises:
+            NonFiniteError: If a step that was looked at was not finite.
+        """
+        error = self.make_room(max_in_flight)
+        if error is not None:
+            self.raise_once(error)
+
     def add(
         self,
         outcome: StepOutcome,

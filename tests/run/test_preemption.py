@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,13 @@ import numpy as np
 import preempted_problem
 import pytest
 from launching import started
-from preempted_problem import EPOCHS, MOMENTS, NUM_BATCHES, make_trainer
+from preempted_problem import (
+    EPOCHS,
+    MOMENTS,
+    NUM_BATCHES,
+    STEPS_PER_CALL,
+    make_trainer,
+)
 from rank_problems import small_batch, small_loop
 from run_problems import assert_same_result, result_of
 
@@ -92,20 +97,37 @@ def test_processes_end_after_the_same_step(
 ):
     program = launching.write(tmp_path / "program.py", PROGRAM)
     directory = tmp_path / "run"
-    done = subprocess.run(
-        [*launching.COMMAND, "-n", str(num_processes), program, str(directory)],
-        env={**launching.ENVIRONMENT, "JAX_ENABLE_PREEMPTION_SERVICE": service},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=3 * launching.DEADLINE_SECS,
-    )
+    setting = {"JAX_ENABLE_PREEMPTION_SERVICE": service}
+    done = launching.run(num_processes, program, str(directory), **setting)
 
+    assert_ended_together(done, num_processes, ff.Checkpointer(directory).latest())
+
+
+def assert_ended_together(done: Any, num_processes: int, step: int | None) -> None:
+    """All processes of a run were ended by SIGTERM after a step, and went on well."""
     assert done.returncode == 0, done.stdout + done.stderr
-    step = ff.Checkpointer(directory).latest()
     lines = done.stdout.splitlines()
     said = [launching.said(number, lines) for number in range(num_processes)]
     assert said == [[f"SIGTERM {step}"]] * num_processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_four_processes_end_after_the_same_step_whatever_they_do(
+    moment: str, tmp_path: Path
+):
+    directory = tmp_path / "run"
+    done = launching.run(4, preempted_problem.__file__, str(directory), moment)
+
+    checkpointer = ff.Checkpointer(directory)
+    step = checkpointer.latest()
+    assert_ended_together(done, 4, step)
+    # The call after the one in which the signal was heard may be the last one.
+    about = MOMENTS[moment]
+    calls = (0, NUM_BATCHES - STEPS_PER_CALL) if "fused" in moment else (-1, 0, 1)
+    assert step in [about + num_steps for num_steps in calls]
+    restored = checkpointer.restore(small_loop(0), preempted_problem.small_model())
+    assert int(restored.state.step) == step
 
 
 def test_an_interrupted_fit_is_saved(tmp_path: Path):

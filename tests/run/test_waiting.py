@@ -97,7 +97,7 @@ def is_left(name: str = "fuelflow trainer") -> bool:
 
 @pytest.mark.parametrize("wait", WAITS, ids=" ".join)
 def test_sigterm_ends_a_run_that_waits(wait: tuple[str, str], tmp_path: Path):
-    step, num_epochs = WAITS[wait]
+    last_step, num_epochs = WAITS[wait]
     directory = tmp_path / "run"
     command = [sys.executable, waiting_problem.__file__, str(directory), *wait]
 
@@ -106,12 +106,125 @@ def test_sigterm_ends_a_run_that_waits(wait: tuple[str, str], tmp_path: Path):
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=SECS)
 
-    assert (process.returncode, said) == (0, f"SIGTERM {step} {num_epochs}\n")
+    assert process.returncode == 0
+    reason, step, num_done, _ = said.split()
+    step = int(step)
+    assert (reason, num_done) == ("SIGTERM", str(num_epochs))
+    # A loader's own threads wait before the run does.
+    assert step <= last_step if wait[0] == "loader" else step == last_step
     checkpointer = ff.Checkpointer(directory)
     assert checkpointer.latest() == step
     resumed = make_trainer(wait[0], checkpointer=checkpointer, resume=True).fit()
     assert_same_result(result_of(resumed), result_of(make_trainer(wait[0]).fit()))
     assert [metrics.epoch for metrics in resumed.history] == list(range(EPOCHS))
+
+
+def launched(num_processes: int, program: str, *arguments: str) -> Any:
+    """A program of several processes that ended well, and what each of them said."""
+    done = launching.run(num_processes, program, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    return done, [launching.said(number, lines) for number in range(num_processes)]
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "wait"),
+    [
+        (2, ("iterable", "training")),
+        pytest.param(2, ("iterable", "evaluating"), marks=pytest.mark.slow),
+        pytest.param(4, ("iterator", "training"), marks=pytest.mark.slow),
+    ],
+)
+def test_processes_that_all_wait_end_where_they_are_and_go_on_from_there(
+    num_processes: int, wait: tuple[str, str], tmp_path: Path
+):
+    step, num_epochs = WAITS[wait]
+    program, kind = waiting_problem.__file__, wait[0]
+    directory = str(tmp_path / "run")
+    _, ended = launched(num_processes, program, directory, *wait)
+    assert ff.Checkpointer(directory).latest() == step
+    _, resumed = launched(num_processes, program, directory, kind, "nothing")
+    _, whole = launched(num_processes, program, str(tmp_path / "2"), kind, "nothing")
+
+    for waiting, line in ended:
+        assert waiting == "waiting"
+        assert line.startswith(f"SIGTERM {step} {num_epochs} ")
+    assert resumed == whole
+    assert {line.split()[0] for (line,) in whole} == {"None"}
+
+
+# One process waits for a batch, and the other goes on, or waits for the one after it.
+APART = f"""
+import sys, time
+sys.path.insert(0, {str(Path(launching.__file__).parent)!r})
+import fuelflow as ff
+
+ff.initialize()
+import jax, os, signal
+import waiting_problem
+from launching import report
+
+directory, steps_per_call = sys.argv[1], int(sys.argv[2])
+is_first = jax.process_index() == 0
+waiting_problem.STOPS_BEFORE["training"] += is_first
+
+def wait():
+    if not is_first:
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(6)
+
+trained = waiting_problem.make_trainer(
+    "iterable", "training", wait, steps_per_call=steps_per_call,
+    checkpointer=ff.Checkpointer(directory),
+).fit()
+report(trained.stopped_by, int(trained.state.step))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+def test_processes_that_wait_for_different_batches_end_where_they_can(
+    steps_per_call: int, tmp_path: Path
+):
+    program = launching.write(tmp_path / "program.py", APART)
+    directory = tmp_path / "run"
+    done, said = launched(2, program, str(directory), str(steps_per_call))
+
+    # Of a call of four neither has sent anything off: they leave where it began.
+    step = STOPS_BEFORE["training"] + 1 if steps_per_call == 1 else 4
+    assert said == [[f"SIGTERM {step}"]] * 2
+    assert ff.Checkpointer(directory).latest() == step
+    has_warned = (
+        "process 1 waits for data and is asked to stop (SIGTERM)" in done.stderr
+    )
+    assert has_warned == (steps_per_call == 1)
+
+
+PLACES = f"""
+import sys
+sys.path.insert(0, {str(Path(launching.__file__).parent)!r})
+import fuelflow as ff
+
+ff.initialize()
+import jax
+from fuelflow.run.stopping import StopSign
+from launching import report
+
+sign = StopSign()
+for places in (["here", "there"], ["here", "here"]):
+    sign.take_down()
+    sign.put_up()
+    place = places[jax.process_index()]
+    report(*(sign.is_up_where(place) for _ in range(2)), sign.reason)
+"""
+
+
+def test_processes_agree_only_on_one_place(tmp_path: Path):
+    program = launching.write(tmp_path / "program.py", PLACES)
+    done, said = launched(2, program)
+
+    assert said == [["False False None", "True False stop"]] * 2
+    assert done.stderr.count("elsewhere") == 2
 
 
 def test_an_interrupt_ends_a_run_that_waits(tmp_path: Path):
