@@ -1,6 +1,7 @@
 """Eight CPU devices for every test, and a count of what jax traces and compiles."""
 
 import os
+import signal
 
 # Before jax is imported: it reads its platforms then, and the flags soon after.
 os.environ["XLA_FLAGS"] = (
@@ -13,6 +14,12 @@ from typing import Any
 import hypothesis
 import jax.monitoring
 import pytest
+
+# Tests that are started in the background may be made to ignore these, and so would be
+# the programs that they start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)  # which no program inherits
 
 # The first example of a property may compile, so no deadline; the same examples in
 # every run, so that the verdict on a change does not depend on luck.

@@ -58,8 +58,9 @@ class Trainer:
             it. That compiles one more program, and takes about as long as a step; what
             the loss does besides, such as printing, it does then too.
         checkpointer: Keeps the run as often as it says, and when it is stopped: also by
-            SIGTERM, which then ends the run after its current step, without an error. A
-            second SIGTERM ends the process.
+            SIGTERM, which then ends the run after its current step, or where it waits
+            for data, without an error. Of several processes all must wait for the same
+            step; else it ends with the batch. A second SIGTERM ends the process.
         resume: Whether the newest good checkpoint, if there is one, is gone on from.
         hang_after: After how many seconds in which no step was done and no batch came,
             compiling apart, the stack of every thread is logged as a warning, with what
