@@ -33,7 +33,7 @@ from fuelflow.watch.record.records import Record, folded
 from fuelflow.watch.record.sampler import Sampler
 from fuelflow.watch.record.story import Story
 from fuelflow.watch.screens.views import Display, View, choose_view
-from fuelflow.watch.sinks.delivery import Delivery
+from fuelflow.watch.sinks.delivery import Delivery, checked_sinks
 from fuelflow.watch.sinks.jsonl import JsonLines
 from fuelflow.watch.uncaught import Uncaught
 
@@ -96,13 +96,7 @@ class Monitor:
         display: Display = "auto",
         all_processes: bool = False,
     ) -> None:
-        self._sinks = list(sinks)
-        for sink in self._sinks:
-            if not callable(sink):
-                raise TypeError(
-                    "`sinks` must be called with records, which a "
-                    f"{type(sink).__name__} cannot be"
-                )
+        self._sinks = checked_sinks(sinks)
         checked_choice("display", display, get_args(Display))
         self._make_view = partial(choose_view, display)
         self._directory = None if directory is None else Path(directory)

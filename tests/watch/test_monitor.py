@@ -411,11 +411,22 @@ def test_what_is_no_monitor_is_refused():
         make_trainer("console")
 
 
-def test_what_is_no_sink_or_display_is_refused():
-    not_sinks: Any = ["x.csv"]
+@pytest.mark.parametrize(
+    ("sinks", "told"),
+    [
+        (["x.csv"], "each of `sinks` must be callable with a record, got 'x.csv'"),
+        ("x.csv", "`sinks` must be a list of sinks, got a str"),
+        (3, "`sinks` must be a list of sinks, got a int"),
+        (print, "got a builtin_function_or_method: write `[...]`"),
+    ],
+)
+def test_what_is_no_sink_is_refused(sinks: Any, told: str):
+    with pytest.raises(TypeError, match=re.escape(told)):
+        ff.Monitor(sinks=sinks)
+
+
+def test_what_is_no_display_is_refused():
     not_display: Any = "curses"
-    with pytest.raises(TypeError, match="which a str cannot be"):
-        ff.Monitor(sinks=not_sinks)
     with pytest.raises(ValueError, match="`display` must be"):
         ff.Monitor(display=not_display)
 

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fuelflow.watch.record.records import Record
@@ -15,6 +15,26 @@ MAX_WAITING = 1000
 STUCK_SECS = 10.0
 # What goes first when too many wait: a later one tells the same, or more.
 _DROPPED_FIRST = ("step", "event", "compile")
+
+
+def checked_sinks(sinks: Iterable[Any]) -> list[Callable[[Record], Any]]:
+    """What was given as sinks.
+
+    Raises:
+        TypeError: If it is not a collection of them.
+    """
+    kind = type(sinks).__name__
+    if callable(sinks):
+        raise TypeError(f"`sinks` must be a list of sinks, got a {kind}: write `[...]`")
+    if isinstance(sinks, str) or not isinstance(sinks, Iterable):
+        raise TypeError(f"`sinks` must be a list of sinks, got a {kind}")
+    checked = list(sinks)
+    for sink in checked:
+        if not callable(sink):
+            raise TypeError(
+                f"each of `sinks` must be callable with a record, got {sink!r}"
+            )
+    return checked
 
 
 class Delivery:
