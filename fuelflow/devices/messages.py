@@ -4,6 +4,7 @@ By the coordination service of `jax.distributed`, for whose client JAX has no pu
 name; tests hold what is used of it for each version of JAX.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -15,31 +16,40 @@ _NOTICE = "RECEIVED_PREEMPTION_NOTICE"
 
 def is_noticed() -> bool:
     """Whether JAX has heard, in some process, that the run is about to be ended."""
+    return read(_NOTICE) is not None
+
+
+def write(key: str, text: str) -> None:
+    """Leaves a text where all processes can read it; what is there already stays."""
+    with suppress(jax.errors.JaxRuntimeError):
+        _client().key_value_set(key, text)
+
+
+def read(key: str) -> str | None:
+    """What a process has left there; None if none has."""
     try:
-        _client().key_value_try_get(_NOTICE)
-    except jax.errors.JaxRuntimeError:  # there is none
-        return False
-    return True
-
-
-def answers_of_all(question: str, answer: str, secs: float) -> list[str] | None:
-    """What all processes answer to a question, which each may ask once.
-
-    Args:
-        question: Its name.
-        answer: What this process answers.
-        secs: How long to wait for the others.
-
-    Returns:
-        All answers, in any order; None, on whichever ask, if one came too late.
-    """
-    client = _client()
-    client.key_value_set(f"{question}/{jax.process_index()}", answer)
-    try:
-        client.wait_at_barrier(question, int(1e3 * secs))
+        return _client().key_value_try_get(key)
     except jax.errors.JaxRuntimeError:
         return None
-    return [value for _, value in client.key_value_dir_get(question)]
+
+
+def come_to(place: str) -> None:
+    """Has one more process have come to a place; each may come to it once."""
+    _client().key_value_increment(place, 1)
+
+
+def have_all_come_to(place: str) -> bool:
+    """Whether every process has come to a place, though some may have left again."""
+    return int(read(place) or 0) == jax.process_count()
+
+
+def meet(place: str, secs: float) -> bool:
+    """Waits for every process, so long; whether all have met, which all hear alike."""
+    try:
+        _client().wait_at_barrier(place, int(1e3 * secs))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def _client() -> Any:

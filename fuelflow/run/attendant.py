@@ -86,7 +86,7 @@ class Attendant:
         sign = self._run.stop_sign
         while not self._is_done():
             if not self._is_alone and self._run.is_waiting(PATIENCE_SECS):
-                sign.hear_others()
+                sign.confer()
             if sign.is_wished:
                 self._leave()
                 self._mailbox.wait(_SECS_BETWEEN_LOOKS)

@@ -2,8 +2,10 @@
 
 import itertools
 import logging
+import math
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
@@ -13,12 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from fuelflow.devices.messages import answers_of_all, is_noticed
+from fuelflow.devices import messages
 
 logger = logging.getLogger("fuelflow")
 NUM_DISPATCHES_BETWEEN_LOOKS = 32
-# How long a process that waits for data waits for the others to say they do too.
-_SECS_FOR_ANSWERS = 3.0
+# How long processes that have all come to a place wait there for each other.
+_SECS_TO_MEET = 3.0
+# After how long one that waits for data alone says so.
+_SECS_ALONE = 3.0
 # What processes tell each other is a number: a place in this list.
 _REASONS = ("", "stop", "stop_when", "SIGTERM")
 # Not every version of jax declares its flags to type checkers.
@@ -47,7 +51,12 @@ class StopSign:
         # Made for being put into by whatever interrupts who puts something in.
         self._news: SimpleQueue[None] = SimpleQueue()
         self._run = 0
-        self._asked: set[str] = set()  # wishes that others were asked about
+        self._has_told = False
+        # Where this process came last to wait for data, when, and whether all others
+        # may still come there.
+        self._place = ""
+        self._came = 0.0
+        self._are_to_meet = False
 
     def put_up(self, why: str = "stop") -> None:
         """Wishes to stop."""
@@ -74,7 +83,7 @@ class StopSign:
         self.reason = None
         self._wish = ""
         self._run = next(_runs)
-        self._asked.clear()
+        self._has_told = False
 
     def is_up(self, num_dispatches: int = 0) -> bool:
         """Whether to stop here.
@@ -89,35 +98,49 @@ class StopSign:
             return self.reason is not None
         return self._is_preempted() or self._is_agreed(num_dispatches)
 
-    def hear_others(self) -> None:
-        """Puts up the sign if JAX has heard SIGTERM in another process, or in this."""
-        if self._wish != "SIGTERM" and _is_heard_by_jax() and is_noticed():
+    def confer(self) -> None:
+        """Has the other processes know of the wish, or puts up the sign at theirs.
+
+        They hear of it where they wait for data, and call this too.
+        """
+        if self._wish != "SIGTERM" and _is_heard_by_jax() and messages.is_noticed():
             self.put_up("SIGTERM")
+        key = f"fuelflow: run {self._run} is to stop"
+        if not self._wish:
+            told = messages.read(key)
+            if told is not None:
+                self.put_up(told)
+        elif not self._has_told:
+            self._has_told = True
+            messages.write(key, self._wish)
 
     def is_up_where(self, place: str) -> bool:
         """Whether to stop in a place where this process waits for data.
 
-        Of several processes all must wait there, and wish the same. They are asked
-        once: a process that was sent on needs the others to come along.
+        Of several processes all must wait there, for which each is to ask again and
+        again. Once one has left it the others must come along, as it needs them.
         """
         if jax.process_count() == 1:
             return self.is_up()
-        wish = self._wish
-        if wish in self._asked:
-            return False
-        self._asked.add(wish)
-        question = f"fuelflow: stop run {self._run}, {wish}"
-        answers = answers_of_all(question, place, _SECS_FOR_ANSWERS)
-        if answers is None or len(set(answers)) > 1:
+        key = f"fuelflow: run {self._run} stops at {place}"
+        if key != self._place:
+            self._place, self._came = key, time.monotonic()
+            self._are_to_meet = True
+            messages.write(f"{key}, since", self._wish)
+            messages.come_to(key)
+        if self._are_to_meet and messages.have_all_come_to(key):
+            self._are_to_meet = False
+            if messages.meet(key, _SECS_TO_MEET):
+                self.reason = messages.read(f"{key}, since")
+        if self.reason is None and time.monotonic() > self._came + _SECS_ALONE:
+            self._came = math.inf  # said once for each place
             logger.warning(
-                "process %d waits for data and is asked to stop (%s), which it can "
-                "only with its next batch: other processes are elsewhere",
+                "process %d waits for data and is asked to stop (%s): it will when its "
+                "batch comes, or when all processes wait for the same step",
                 jax.process_index(),
-                wish,
+                self._wish,
             )
-            return False
-        self.reason = wish
-        return True
+        return self.reason is not None
 
     def _is_agreed(self, num_dispatches: int) -> bool:
         if num_dispatches % NUM_DISPATCHES_BETWEEN_LOOKS:
@@ -170,4 +193,5 @@ class StopSign:
 
 
 def _is_heard_by_jax() -> bool:
-    return _config.jax_enable_preemption_service
+    # Older versions of jax have no such flag, and always hear it.
+    return getattr(_config, "jax_enable_preemption_service", True)

@@ -6,17 +6,23 @@ PROGRAM = (
     JOINED
     + """
 import os, signal, time
-from fuelflow.devices.messages import answers_of_all, is_noticed
+from fuelflow.devices.messages import (
+    come_to, have_all_come_to, is_noticed, meet, read, write
+)
 
-say(is_noticed())
-say(sorted(answers_of_all("name", f"rank {rank}", 30)))
+say(is_noticed(), read("note"), have_all_come_to("here"))
 if rank == 0:
+    write("note", "first")
+    come_to("here")
     start = time.monotonic()
-    say(answers_of_all("early", "yes", 0.5), 0.4 < time.monotonic() - start < 5)
-say(answers_of_all("ready", "yes", 30))
+    say(meet("alone", 0.5), 0.4 < time.monotonic() - start < 5)
+    say(have_all_come_to("here"))
+say(meet("there", 30))
 if rank == 1:
-    say(answers_of_all("early", "yes", 0.5))
-say(psum(1.0))
+    say(meet("alone", 0.5))
+    write("note", "second")
+    come_to("here")
+say(meet("elsewhere", 30), read("note"), have_all_come_to("here"))
 if rank == 1:
     os.kill(os.getpid(), signal.SIGTERM)
 while not is_noticed():
@@ -24,14 +30,14 @@ while not is_noticed():
 say(is_noticed())
 """
 )
-SAID = ["False", "['rank 0', 'rank 1']", "['yes', 'yes']", "2.0", "True"]
+BEFORE, MET, NOTED = "False None False", "True", ["True first True", "True"]
 
 
-def test_processes_hear_each_other_and_who_does_not_answer_in_time(tmp_path, capsys):
+def test_processes_read_write_and_meet(tmp_path, capsys):
     path = write(tmp_path / "program.py", PROGRAM)
 
     status, out, err = launched(capsys, "-n", "2", "--devices-per-process", "1", path)
 
     assert status == 0, err
-    assert said(0, out) == [*SAID[:2], "None True", *SAID[2:]]
-    assert said(1, out) == [*SAID[:3], "None", *SAID[3:]]
+    assert said(0, out) == [BEFORE, "False True", "False", MET, *NOTED]
+    assert said(1, out) == [BEFORE, MET, "False", *NOTED]

@@ -200,8 +200,47 @@ def test_processes_that_wait_for_different_batches_end_where_they_can(
     assert has_warned == (steps_per_call == 1)
 
 
+ALONE = f"""
+import sys, threading, time
+sys.path.insert(0, {str(Path(launching.__file__).parent)!r})
+import fuelflow as ff
+
+ff.initialize()
+import jax
+import waiting_problem
+from launching import report
+
+is_first = jax.process_index() == 0
+
+class Late(waiting_problem.Batches):
+    def __iter__(self):
+        for seed, batch in enumerate(super().__iter__()):
+            if seed == 4 and not is_first:
+                time.sleep(5)  # while the first one waits already, and says so
+            yield batch
+
+def wait():
+    if is_first:
+        trainer.stop()
+    threading.Event().wait()
+
+waiting_problem.Batches = Late
+trainer = waiting_problem.make_trainer("iterable", "training", wait)
+trained = trainer.fit()
+report(trained.stopped_by, int(trained.state.step))
+"""
+
+
+@pytest.mark.slow
+def test_one_process_stops_all_that_come_to_wait_one_after_the_other(tmp_path: Path):
+    program = launching.write(tmp_path / "program.py", ALONE)
+    _, said = launched(2, program)
+
+    assert said == [[f"stop {STOPS_BEFORE['training']}"]] * 2
+
+
 PLACES = f"""
-import sys
+import sys, time
 sys.path.insert(0, {str(Path(launching.__file__).parent)!r})
 import fuelflow as ff
 
@@ -211,20 +250,33 @@ from fuelflow.run.stopping import StopSign
 from launching import report
 
 sign = StopSign()
-for places in (["here", "there"], ["here", "here"]):
-    sign.take_down()
+is_first = jax.process_index() == 0
+
+def asks(place, secs=1.0):
+    end = time.monotonic() + secs
+    while not (is_up := sign.is_up_where(place)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return is_up, sign.reason
+
+sign.take_down()
+if is_first:
     sign.put_up()
-    place = places[jax.process_index()]
-    report(*(sign.is_up_where(place) for _ in range(2)), sign.reason)
+sign.confer()
+while not sign.is_wished:
+    time.sleep(0.05)
+    sign.confer()
+report(*(asks("here", 3.0) if is_first else asks("there", 0.5)))
+report(*asks("there" if is_first else "elsewhere", 6.0))
+report(*asks("at last", 30.0))
 """
 
 
-def test_processes_agree_only_on_one_place(tmp_path: Path):
+def test_processes_stop_only_in_a_place_where_all_are(tmp_path: Path):
     program = launching.write(tmp_path / "program.py", PLACES)
     done, said = launched(2, program)
 
-    assert said == [["False False None", "True False stop"]] * 2
-    assert done.stderr.count("elsewhere") == 2
+    assert said == [["False None", "False None", "True stop"]] * 2
+    assert "process 0 waits for data and is asked to stop (stop)" in done.stderr
 
 
 def test_an_interrupt_ends_a_run_that_waits(tmp_path: Path):
