@@ -106,7 +106,7 @@ class Course:
         self._epoch = record.epoch
         self._unevaluated = record.unevaluated
         self._so_far = Progress.of(record.clocks)
-        if record.position is not None:
+        if self._epoch < self._epochs:
             self._data.restore(record.position)
 
     def run(self, tell: Callable[[EpochMetrics], None]) -> None:

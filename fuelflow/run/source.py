@@ -36,7 +36,7 @@ class Source(Protocol):
         ...
 
     def position(self) -> Any:
-        """Where the data is, for `restore`; None if it cannot tell."""
+        """Where the data is, for `restore`; None if it cannot or need not tell."""
         ...
 
     def leave(self, batches: Timed, mark: Any) -> None:
@@ -103,7 +103,8 @@ class LoaderSource:
 
     def restore(self, position: Any) -> None:
         """Restores the loader."""
-        self._loader.restore(position)
+        if position is not None:
+            self._loader.restore(position)
 
     def facts(self) -> dict[str, str]:
         """Its rows, batches and order."""
@@ -212,10 +213,10 @@ class OngoingSource:
         self._rest = chain(given, _late(batches), self._rest)
 
     def restore(self, position: Any) -> None:
-        """Sets the iterator's own state.
+        """Sets the iterator's own state, or says that it goes on as it is.
 
         Raises:
-            ValueError: If it has none, so that batches would come again.
+            ValueError: If there is a state, and the iterator takes none.
         """
         if isinstance(position, dict) and set(position) == {_AHEAD}:
             logger.warning(
@@ -224,11 +225,19 @@ class OngoingSource:
                 position[_AHEAD],
             )
             return
-        if position is None or not hasattr(self._batches, "set_state"):
+        kind = type(self._batches).__name__
+        if position is None:
+            logger.warning(
+                "the run goes on with what its data gives next, which may have been "
+                "used before: an iterator without `get_state` and `set_state`, a %s, "
+                "cannot be set to where it was",
+                kind,
+            )
+            return
+        if not hasattr(self._batches, "set_state"):
             raise ValueError(
-                "the run cannot go on: its data is an iterator, a "
-                f"{type(self._batches).__name__}, without `get_state` and `set_state`, "
-                "which would give batches again that were used before"
+                f"the run cannot go on: its data is an iterator, a {kind}, without "
+                "`set_state`, which would give batches again that were used before"
             )
         self._batches.set_state(position)  # pyright: ignore[reportAttributeAccessIssue]
 

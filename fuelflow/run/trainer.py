@@ -19,7 +19,7 @@ from fuelflow.run.handle import Mailbox, TrainedState, TrainHandle
 from fuelflow.run.source import make_source
 from fuelflow.run.timed import Abandoned
 from fuelflow.run.watching import Watch, Watcher
-from fuelflow.step.checks import checked_count, checked_positive
+from fuelflow.step.checks import checked_count, checked_flag, checked_positive
 from fuelflow.step.loop import TrainingLoop
 from fuelflow.step.state import TrainState, evolve
 
@@ -51,7 +51,9 @@ class Trainer:
         stop_when: Called with the `History` after each epoch; true ends the run.
         steps_per_epoch: Batches of an epoch, for data that does not end by itself.
         steps_per_call: Steps in one dispatch, as in `TrainingLoop.run`. By default the
-            first epochs find out whether several pay.
+            first epochs find out whether several pay. That is a matter of the clock,
+            and calls of another length may round the last bit otherwise: give a number
+            where two runs are to be the same to the bit.
         seed: As in `TrainingLoop.init`.
         time_ranks: Whether, with several ranks, a pass of each over its own rows is
             timed before each epoch, which tells a slow rank from those that wait for
@@ -60,7 +62,7 @@ class Trainer:
         checkpointer: Keeps the run as often as it says, and when it is stopped: also by
             SIGTERM, which then ends the run after its current step, or where it waits
             for data, without an error. Of several processes all must wait for the same
-            step; else it ends with the batch. A second SIGTERM ends the process.
+            step; else it ends soon after the batch came. A second SIGTERM ends it.
         resume: Whether the newest good checkpoint, if there is one, is gone on from.
         hang_after: After how many seconds in which no step was done and no batch came,
             compiling apart, the stack of every thread is logged as a warning, with what
@@ -119,6 +121,8 @@ class Trainer:
                 checked_count(name, value, least=1)
         if hang_after is not None:
             checked_positive("hang_after", hang_after)
+        checked_flag("time_ranks", time_ranks)
+        checked_flag("resume", resume)
         _check_checkpointer(
             checkpointer, resume=resume, evaluates=eval_data is not None
         )

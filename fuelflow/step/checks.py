@@ -3,6 +3,8 @@
 import math
 from numbers import Integral, Real
 
+import numpy as np
+
 _LARGEST_INT32 = 2**31 - 1
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 
@@ -44,6 +46,13 @@ def checked_count(name: str, value: object, *, least: int) -> int:
     if count > _LARGEST_INT32:
         raise ValueError(f"`{name}` must fit in an int32, got {count}")
     return count
+
+
+def checked_flag(name: str, value: object) -> bool:
+    """The value, refused by name if it is neither true nor false."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"`{name}` must be True or False, got {value!r}")
+    return bool(value)
 
 
 def checked_choice(name: str, value: str, choices: tuple[str, ...]) -> str:

@@ -35,8 +35,8 @@ def at_least_one(batches: Iterator[Batch]) -> Iterator[Batch]:
         yield batch
     if not count:
         raise ValueError(
-            "`batches` must hold at least one batch, got none; a generator can be "
-            "iterated only once"
+            "there must be at least one batch, got none: the data is empty, or an "
+            "iterator that has been gone through, which can be done only once"
         )
 
 

@@ -14,7 +14,7 @@ import jax
 
 from fuelflow.metrics.epoch import EpochMetrics
 from fuelflow.run.watching import Dispatched, NotWatchingError, RunFacts
-from fuelflow.step.checks import checked_choice
+from fuelflow.step.checks import checked_choice, checked_flag
 from fuelflow.step.outcome import StepOutcome
 from fuelflow.watch.following import Follower, TrainerFollower
 from fuelflow.watch.hub import Hub
@@ -98,6 +98,7 @@ class Monitor:
     ) -> None:
         self._sinks = checked_sinks(sinks)
         checked_choice("display", display, get_args(Display))
+        checked_flag("all_processes", all_processes)
         self._make_view = partial(choose_view, display)
         self._directory = None if directory is None else Path(directory)
         self._all_processes = all_processes

@@ -44,6 +44,13 @@ def test_a_tail_that_ranks_cannot_take_is_refused_before_the_first_step(loss_fn)
     assert int(trainer.state.step) == 0
 
 
+@pytest.mark.parametrize("name", ["resume", "time_ranks"])
+@pytest.mark.parametrize("value", ["no", None, 1])
+def test_what_is_neither_true_nor_false_is_refused(name, value):
+    with pytest.raises(TypeError, match=f"`{name}` must be True or False, got"):
+        make_trainer(**{name: value})
+
+
 def test_checkpoints_of_an_earlier_run_are_not_written_over(tmp_path):
     make_trainer(checkpointer=ff.Checkpointer(tmp_path)).fit()
     steps = ff.Checkpointer(tmp_path).steps()

@@ -1,5 +1,6 @@
 """Whatever batches can be iterated: epoch by epoch, and timed."""
 
+from pathlib import Path
 from typing import Any
 
 import grain
@@ -71,7 +72,7 @@ def test_an_iterator_goes_on_from_epoch_to_epoch():
 def test_an_iterator_that_ends_too_early_ends_the_run():
     trainer = make_trainer(iter(batches()), epochs=3, steps_per_epoch=4)
 
-    with pytest.raises(ValueError, match="`batches` must hold at least one batch"):
+    with pytest.raises(ValueError, match="there must be at least one batch"):
         trainer.fit()
     assert [metrics.num_steps for metrics in trainer.history] == [4, 2]
 
@@ -94,6 +95,25 @@ def test_a_generator_serves_one_epoch_and_is_refused_for_more():
         make_trainer(batch for batch in batches())
     with pytest.raises(ValueError, match="`eval_data` must be iterable more than once"):
         make_trainer(batches(), eval_data=iter(batches()))
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_an_iterator_of_no_position_is_told_of_when_another_process_goes_on(
+    is_over: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    def make(epochs: int) -> ff.Trainer:
+        ongoing = (batch for batch in 4 * batches())
+        checkpointer = ff.Checkpointer(tmp_path)
+        options: Any = {"checkpointer": checkpointer, "resume": True}
+        return make_trainer(ongoing, epochs=epochs, steps_per_epoch=4, **options)
+
+    make(2).fit()
+    make(2 if is_over else 3).fit()
+
+    told = [each.message for each in caplog.records if "goes on with" in each.message]
+    assert len(told) == (not is_over)
+    assert all("may have been used before" in text for text in told)
+    assert all("a generator, cannot be set" in text for text in told)
 
 
 def grain_data() -> Any:

@@ -313,7 +313,7 @@ def test_evaluation_data_that_fails_ends_the_run():
 
 
 def test_data_without_a_batch_ends_the_run():
-    with pytest.raises(ValueError, match="`batches` must hold at least one batch"):
+    with pytest.raises(ValueError, match="there must be at least one batch"):
         make_trainer(data=[]).fit()
 
 

@@ -222,7 +222,7 @@ def test_rows_that_see_each_other_are_not_filled_up():
 def test_no_batches_are_refused(batches: Any):
     loop = ff.TrainingLoop(_nnx_loss, optax.sgd, schedule=0.1)
 
-    with pytest.raises(ValueError, match="`batches` must hold at least one batch"):
+    with pytest.raises(ValueError, match="there must be at least one batch"):
         loop.evaluate(loop.init(KINDS[2].make()), batches)
 
 

@@ -99,7 +99,7 @@ def test_no_batches_are_refused():
     used_up = iter(make_batches(1))
     next(used_up)
 
-    with pytest.raises(ValueError, match="`batches` must hold at least one batch"):
+    with pytest.raises(ValueError, match="there must be at least one batch"):
         loop.run(loop.init(KINDS[2].make()), used_up)
 
 

@@ -418,6 +418,7 @@ def test_what_is_no_monitor_is_refused():
         ("x.csv", "`sinks` must be a list of sinks, got a str"),
         (3, "`sinks` must be a list of sinks, got a int"),
         (print, "got a builtin_function_or_method: write `[...]`"),
+        ([ff.sinks.Csv], "got <class 'fuelflow.watch.sinks.csv.Csv'>"),
     ],
 )
 def test_what_is_no_sink_is_refused(sinks: Any, told: str):
@@ -425,10 +426,13 @@ def test_what_is_no_sink_is_refused(sinks: Any, told: str):
         ff.Monitor(sinks=sinks)
 
 
-def test_what_is_no_display_is_refused():
+def test_what_is_no_display_or_flag_is_refused():
     not_display: Any = "curses"
     with pytest.raises(ValueError, match="`display` must be"):
         ff.Monitor(display=not_display)
+    not_flag: Any = "no"
+    with pytest.raises(TypeError, match="`all_processes` must be True or False"):
+        ff.Monitor(all_processes=not_flag)
 
 
 # What it does now.

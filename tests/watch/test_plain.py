@@ -107,6 +107,27 @@ def test_a_run_that_goes_on_says_from_where(capsys):
     assert "goes on with epoch 12 after step 1,200" in text
 
 
+def test_what_a_run_had_before_it_goes_on_is_not_told_again(capsys):
+    view = PlainView()
+    before = [
+        run_record(),
+        *records_of(1)[1:],
+        event_record("stopped: SIGTERM", time=START + 50),
+        end_record(reason="SIGTERM", time=START + 50),
+    ]
+    goes_on = run_record(epoch=1, step=100, time=START + 1000)
+    after = [goes_on, {**epoch_record(1), "time": START + 1060}]
+
+    story = story_of([*before, *after])
+    view.show(story)
+    story.add(end_record(time=START + 1075))
+    view.close(story)
+
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in said] == ["digits", "epoch 1", "done"]
+    assert said[-1].endswith(" steps, the last part in 1:15")
+
+
 def test_a_name_moves_no_cursor(capsys):
     view = PlainView()
     story = story_of([run_record(name="a\x1b[2J\nb\r"), pass_record(0)])

@@ -1,14 +1,16 @@
 """The figures of a run that are read off, each with its name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fuelflow.watch.record.records import number
+from fuelflow.watch.record.steps import steps_taken
 from fuelflow.watch.record.story import Story
 from fuelflow.watch.screens.text import (
     bytes_text,
     clean,
     clock_text,
+    counted,
     figure,
     percent_text,
     speed_text,
@@ -54,9 +56,17 @@ def num_epochs_done(story: Story) -> int:
     return max(begun, newest + 1)
 
 
-def compile_secs(story: Story) -> float:
-    """Seconds of compiling, of this run and those that it goes on from."""
-    return sum(number(each["seconds"]) for each in story.compiles)
+def sum_text(story: Story, now: float) -> str:
+    """How much was done, and how long it took since the run began or went on."""
+    run = story.run or {"time": 0.0, "step": None}
+    done = [counted(num_epochs_done(story), "epoch")]
+    done += [counted(steps_taken(story.steps[-1]), "step")] if story.steps else []
+    part = ", the last part" if run["step"] else ""
+    text = f"{', '.join(done)}{part} in {clock_text(elapsed_secs(story, now))}"
+    compiles = [each for each in story.compiles if each["time"] >= run["time"]]
+    if compiles:
+        text += f", {_secs_of(compiles):.1f} s of it compiling"
+    return text
 
 
 def figures_of(story: Story) -> list[tuple[str, str]]:
@@ -103,9 +113,13 @@ def _memory(devices: list[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(name if len(devices) == 1 else f"fullest, {name}", text)]
 
 
+def _secs_of(compiles: Sequence[Mapping[str, Any]]) -> float:
+    return sum(number(each["seconds"]) for each in compiles)
+
+
 def _compiles_text(story: Story) -> str:
     if not story.compiles:
         return ""
-    secs = compile_secs(story)
+    secs = _secs_of(story.compiles)
     spent = f"{secs:.1f} s" if secs < 100 else clock_text(secs)
     return f"{len(story.compiles)}, {spent}"

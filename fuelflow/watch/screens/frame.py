@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuelflow.metrics.epoch import EpochMetrics
-from fuelflow.watch.record.steps import steps_taken
 from fuelflow.watch.record.story import Story
 from fuelflow.watch.screens.curves import Curves, eval_names, train_names
 from fuelflow.watch.screens.facts import (
-    compile_secs,
     elapsed_secs,
     end_text,
     figures_of,
-    num_epochs_done,
     phase_of,
+    sum_text,
     title_of,
 )
 from fuelflow.watch.screens.glyphs import UNICODE, Glyphs
@@ -30,7 +28,7 @@ from fuelflow.watch.screens.sections import (
     value_block,
 )
 from fuelflow.watch.screens.styled import Line, beside, fitted, separated, width_of
-from fuelflow.watch.screens.text import clipped, clock_text, counted
+from fuelflow.watch.screens.text import clipped
 
 _MARGIN = 2
 _GAP = 4
@@ -219,11 +217,5 @@ def _phase_style(story: Story) -> str:
 
 
 def _summary(story: Story, now: float) -> Line:
-    step = steps_taken(story.steps[-1]) if story.steps else None
-    done = [counted(num_epochs_done(story), "epoch")]
-    done += [counted(step, "step")] if step is not None else []
-    line = f"{', '.join(done)} in {clock_text(elapsed_secs(story, now))}"
-    if story.compiles:
-        line += f", {compile_secs(story):.1f} s of it compiling"
     text = end_text(story)
-    return [(line, ""), (f"; {text}" if text else "", "")]
+    return [(sum_text(story, now), ""), (f"; {text}" if text else "", "")]

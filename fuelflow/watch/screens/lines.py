@@ -7,16 +7,13 @@ from typing import Any
 from fuelflow.metrics.epoch import EpochMetrics
 from fuelflow.metrics.wording import secs_text
 from fuelflow.watch.record.records import number
-from fuelflow.watch.record.steps import steps_taken
 from fuelflow.watch.record.story import Story
 from fuelflow.watch.screens.facts import (
-    compile_secs,
-    elapsed_secs,
     end_text,
-    num_epochs_done,
     phase_of,
+    sum_text,
 )
-from fuelflow.watch.screens.text import bytes_text, clean, clock_text, counted, figure
+from fuelflow.watch.screens.text import bytes_text, clean, counted, figure
 
 
 def start_line(run: Mapping[str, Any]) -> str:
@@ -65,14 +62,7 @@ def event_line(event: Mapping[str, Any]) -> str:
 
 def end_line(story: Story, now: float) -> str:
     """How the run ended, how much was done and how long it took."""
-    step = steps_taken(story.steps[-1]) if story.steps else None
-    done = counted(num_epochs_done(story), "epoch")
-    done += "" if step is None else f", {counted(step, 'step')}"
-    line = (
-        f"{phase_of(story) or 'left'}: {done} in {clock_text(elapsed_secs(story, now))}"
-    )
-    if story.compiles:
-        line += f", {compile_secs(story):.1f} s of it compiling"
+    line = f"{phase_of(story) or 'left'}: {sum_text(story, now)}"
     text = end_text(story)
     return clean(f"{line}; {text}" if text else line)
 

@@ -1,5 +1,6 @@
 """A run as plain lines, for logs, pipes and CI."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -39,14 +40,17 @@ class PlainView:
         if story.run is not self._run:
             self._run = story.run
             self._write([start_line(story.run)])
+        # What a run that this one goes on from has told is not told again.
+        began = story.run["time"] if story.run["step"] else -math.inf
         lines += [
             (_time_of(record), epoch_line(record))
             for record in self._epochs.later(story.epochs)
+            if _time_of(record) >= began
         ]
         lines += [
             (_time_of(event), event_line(event))
             for event in self._events.later(story.events)
-            if event["level"] in _TOLD_LEVELS
+            if event["level"] in _TOLD_LEVELS and _time_of(event) >= began
         ]
         self._write([line for _, line in sorted(lines, key=lambda each: each[0])])
 

@@ -30,7 +30,7 @@ def checked_sinks(sinks: Iterable[Any]) -> list[Callable[[Record], Any]]:
         raise TypeError(f"`sinks` must be a list of sinks, got a {kind}")
     checked = list(sinks)
     for sink in checked:
-        if not callable(sink):
+        if not callable(sink) or isinstance(sink, type):
             raise TypeError(
                 f"each of `sinks` must be callable with a record, got {sink!r}"
             )
