@@ -55,7 +55,8 @@ class Attendant:
         self._mailbox = mailbox
         self._conclude = conclude
         self._is_given_up = False
-        self._is_alone = jax.process_count() == 1
+        # Several processes can tell each other nothing without this.
+        self._can_confer = jax.process_count() > 1 and jax.distributed.is_initialized()
         self._has_ended = threading.Event()  # an interrupted `join` waits no more
         thread = threading.Thread(target=self._attend, name="fuelflow attendant")
         finish_before_end(self)
@@ -85,13 +86,13 @@ class Attendant:
     def _await_end(self) -> None:
         sign = self._run.stop_sign
         while not self._is_done():
-            if not self._is_alone and self._run.is_waiting(PATIENCE_SECS):
+            if self._can_confer and self._run.is_waiting(PATIENCE_SECS):
                 sign.confer()
             if sign.is_wished:
                 self._leave()
                 self._mailbox.wait(_SECS_BETWEEN_LOOKS)
             else:
-                sign.wait(None if self._is_alone else _SECS_ASLEEP)
+                sign.wait(_SECS_ASLEEP if self._can_confer else None)
 
     def _is_done(self) -> bool:
         return self._is_given_up or self._mailbox.is_over
