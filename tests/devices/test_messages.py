@@ -11,6 +11,7 @@ from fuelflow.devices.messages import (
 )
 
 say(is_noticed(), read("note"), have_all_come_to("here"))
+meet("begun", 30)
 if rank == 0:
     write("note", "first")
     come_to("here")
