@@ -23,11 +23,11 @@ def checked_sinks(sinks: Iterable[Any]) -> list[Callable[[Record], Any]]:
     Raises:
         TypeError: If it is not a collection of them.
     """
-    kind = type(sinks).__name__
-    if callable(sinks):
-        raise TypeError(f"`sinks` must be a list of sinks, got a {kind}: write `[...]`")
-    if isinstance(sinks, str) or not isinstance(sinks, Iterable):
-        raise TypeError(f"`sinks` must be a list of sinks, got a {kind}")
+    if callable(sinks) or isinstance(sinks, str) or not isinstance(sinks, Iterable):
+        hint = ": write `[...]`" if callable(sinks) else ""
+        raise TypeError(
+            f"`sinks` must be a list of sinks, got a {type(sinks).__name__}{hint}"
+        )
     checked = list(sinks)
     for sink in checked:
         if not callable(sink) or isinstance(sink, type):
